@@ -1,0 +1,58 @@
+/*
+ * A rank's line to the router: one DEALER socket owned by a net thread that registers the rank,
+ * sends heartbeats, and carries messages to and from the engine through two bounded rings.
+ *
+ * The engine posts messages and takes messages without blocking. The net thread answers for
+ * liveness by itself: heartbeats carry the figures the engine last published. It reconnects and
+ * registers again (same incarnation) when the router restarts; while the lease (time since the
+ * last acknowledged heartbeat) has run out sl_node_lease_valid() is false and nothing may be
+ * written to peers.
+ */
+#ifndef SL_NET_NODE_H
+#define SL_NET_NODE_H
+
+#include "common/base/status.h"
+#include "common/wire/messages.h"
+
+typedef struct sl_node sl_node_t;
+
+typedef struct {
+    const char *router;         /* "tcp://host:port" of the router's node socket */
+    sl_msg_hello_t hello;       /* copied deeply */
+    uint64_t register_timeout_us; /* without a welcome for this long sl_node_wait_welcome() fails;
+                                     0: 30 s */
+    size_t ring_items;          /* 0: 4096 */
+} sl_node_params_t;
+
+/* Starts the net thread and says hello. */
+SL_MUST_USE sl_status_t sl_node_create(const sl_node_params_t *params, sl_node_t **node_p);
+
+/* Sends what is queued (bounded linger 1 s), says goodbye, joins the thread. NULL is ignored. */
+void sl_node_destroy(sl_node_t *node);
+
+/* Blocks until welcomed. SL_ERR_REFUSED carries the router's text; SL_ERR_TIMEOUT names the
+ * address. */
+SL_MUST_USE sl_status_t sl_node_wait_welcome(sl_node_t *node);
+
+/* Engine: queues a copy of `message` for the router, encoded here. Blocks only while the ring is
+ * full (back-pressure), at most 10 s, then SL_ERR_TIMEOUT. */
+SL_MUST_USE sl_status_t sl_node_post(sl_node_t *node, const sl_message_t *message);
+
+/* Engine: the next message from the router, or NULL. The caller frees it with
+ * sl_node_message_free(). Types seen: GROUP, PEER, RESERVE, PREFILL, CANCEL_ATTEMPT, GROUP_FAILED,
+ * and REFUSED when a later registration is refused (fatal). */
+sl_message_t *sl_node_take(sl_node_t *node);
+void sl_node_message_free(sl_message_t *message);
+
+/* Readable while sl_node_take() may return something; clear before draining. */
+int sl_node_fd(const sl_node_t *node);
+void sl_node_clear(sl_node_t *node);
+
+/* Engine: the figures the next heartbeats carry; `sequence` is ignored. Lock-free. */
+void sl_node_publish(sl_node_t *node, const sl_msg_heartbeat_t *figures);
+
+/* Any thread: whether the router has acknowledged a heartbeat within the lease. */
+bool sl_node_lease_valid(const sl_node_t *node);
+uint64_t sl_node_lease_us(const sl_node_t *node);
+
+#endif
