@@ -22,6 +22,9 @@ typedef struct {
     size_t bytes;
 } sl_tensor_t;
 
+/* All elements of a tensor as f32; `out` holds shape[0] * shape[1] of them. */
+void sl_tensor_to_f32(const sl_tensor_t *tensor, float *out);
+
 typedef struct sl_checkpoint sl_checkpoint_t;
 
 /*
@@ -36,8 +39,9 @@ void sl_checkpoint_close(sl_checkpoint_t *checkpoint);
 
 const sl_model_config_t *sl_checkpoint_config(const sl_checkpoint_t *checkpoint);
 
-/* Name and hash of config and tensor table (names, shapes, dtypes, bytes), e.g.
- * "tiny-coder-9f3a..."; equal for equal checkpoints wherever they lie. */
+/* Family and hash of config, tensor table (names, shapes, dtypes, bytes) and a sample of the small
+ * weights, e.g. "deepseek_v2-9f3a..."; equal for equal checkpoints wherever they lie and however
+ * they are sharded, different for models fine-tuned from one another. */
 const char *sl_checkpoint_identity(const sl_checkpoint_t *checkpoint);
 
 /* Path of DIR/tokenizer.json, or "" if there is none. */
@@ -49,7 +53,7 @@ uint64_t sl_checkpoint_bytes(const sl_checkpoint_t *checkpoint);
 typedef enum {
     SL_WEIGHT_EMBED,          /* [vocab, H] */
     SL_WEIGHT_FINAL_NORM,     /* [H] */
-    SL_WEIGHT_LM_HEAD,        /* [vocab, H]; the embedding when tied */
+    SL_WEIGHT_LM_HEAD,        /* [vocab, H]; the embedding when tied and absent */
     SL_WEIGHT_INPUT_NORM,     /* [H] */
     SL_WEIGHT_POST_NORM,      /* [H] */
     SL_WEIGHT_Q,              /* [h*(nope+rope), H], without q_lora */

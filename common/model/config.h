@@ -7,6 +7,7 @@
 #define SL_MODEL_CONFIG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "common/base/status.h"
@@ -75,6 +76,10 @@ SL_MUST_USE sl_status_t sl_model_config_parse(const char *json, size_t size, con
 
 /* Whether layer `layer` routes to experts (first_k_dense_replace, moe_layer_freq). */
 bool sl_model_layer_is_moe(const sl_model_config_t *config, uint32_t layer);
+
+/* One canonical line of every field, equal for configs that mean the same however they are
+ * spelled: the part of the model's identity that config.json decides. Returns the length as snprintf does. */
+size_t sl_model_config_text(const sl_model_config_t *config, char *text, size_t size);
 
 /* Inverse frequencies of the qk_rope_head_dim / 2 rotation pairs, YaRN ramp applied. */
 void sl_model_rope_inv_freq(const sl_model_config_t *config, float *inv_freq);
