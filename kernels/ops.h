@@ -137,7 +137,9 @@ typedef struct {
  * kv_len, nor a page table entry it does not need. */
 typedef struct {
     void *out;                  /* act [T][h][kv_lora] */
-    const void *q;              /* act [T][h][width]: latent part | rope part */
+    const void *q_latent;       /* act [T][h][kv_lora]: q_nope times W_UK */
+    const void *q_rope;         /* act: the rotated parts, inside the projected queries */
+    uint32_t q_rope_row_stride, q_rope_head_stride; /* both needed */
     sl_cache_t cache;
     uint32_t layer;
     const int32_t *block_table; /* [requests][table_stride] page ids */
