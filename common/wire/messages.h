@@ -20,13 +20,19 @@
 #include "common/wire/sampling.h"
 
 #define SL_PROTOCOL_VERSION 1
-#define SL_REQUEST_ID_BYTES 64 /* client-chosen request id, terminating 0 included */
-#define SL_NAME_BYTES 128      /* model names, states, codes, terminating 0 included */
-#define SL_TEXT_BYTES 1024     /* error texts, terminating 0 included */
+#define SL_REQUEST_ID_BYTES 64        /* client-chosen request id, terminating 0 included */
+#define SL_NAME_BYTES 128             /* model names, states, codes, terminating 0 included */
+#define SL_TEXT_BYTES 1024            /* error texts, terminating 0 included */
+#define SL_LOGPROBS_ENTRIES_MAX 65536 /* logprobs entries of one message; longer ones are cut up   \
+                                       */
 
-typedef enum { SL_POOL_PREFILL = 0, SL_POOL_DECODE = 1 } sl_pool_t; /* "prefill", "decode" */
+typedef enum { SL_POOL_PREFILL = 0, SL_POOL_DECODE = 1 } sl_pool_t;       /* "prefill", "decode" */
 typedef enum { SL_ATTENTION_DP = 0, SL_ATTENTION_TP = 1 } sl_attention_t; /* "dp", "tp" */
-typedef enum { SL_FINISH_NONE = 0, SL_FINISH_STOP, SL_FINISH_LENGTH } sl_finish_t; /* "", "stop", "length" */
+typedef enum {
+    SL_FINISH_NONE = 0,
+    SL_FINISH_STOP,
+    SL_FINISH_LENGTH
+} sl_finish_t; /* "", "stop", "length" */
 
 /* One process of one pool. The incarnation is drawn at start and never reused. */
 typedef struct {
@@ -154,7 +160,7 @@ typedef struct {
     sl_rank_id_t rank;
     uint32_t tp;
     sl_attention_t attention;
-    char model[SL_NAME_BYTES]; /* identity: directory name and hash of config and weight index */
+    char model[SL_NAME_BYTES];  /* identity: directory name and hash of config and weight index */
     char layout[SL_TEXT_BYTES]; /* readable form of what the layout hash covers */
     uint64_t layout_hash;
     uint64_t vocab_size, max_model_len;
@@ -167,7 +173,7 @@ typedef struct {
 } sl_msg_hello_t;
 
 typedef struct {
-    uint64_t incarnation; /* of the rank that is welcomed */
+    uint64_t incarnation;  /* of the rank that is welcomed */
     uint64_t heartbeat_ms; /* send one this often */
     uint64_t lease_ms;     /* without an ack for this long: no more writes to peers */
 } sl_msg_welcome_t;
