@@ -40,7 +40,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 # ----------------------------------------------------------------------------------- checkpoints
 def mlp_shapes(prefix, hidden, width):
-    return {prefix + "gate_proj.weight": (width, hidden), prefix + "up_proj.weight": (width, hidden),
+    return {prefix + "gate_proj.weight": (width, hidden),
+            prefix + "up_proj.weight": (width, hidden),
             prefix + "down_proj.weight": (hidden, width)}
 
 
