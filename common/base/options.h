@@ -8,6 +8,9 @@
  *                                  environment SLUICE_TOKEN_BUDGET
  *                                  file key    token_budget = N     (# starts a comment)
  *
+ * A value in a file may stand in double quotes, which may hold '#'. An empty environment variable
+ * counts as not set. Of a flag given twice the last one holds; a key given twice is an error.
+ *
  * Built-in flags of every program: --help, --version, --config FILE, --print-config.
  * Main thread, at start only.
  */
@@ -26,6 +29,7 @@ typedef enum {
     SL_OPTION_F64,    /* double, with bounds; nan and inf are refused */
     SL_OPTION_BOOL,   /* bool; --x, --no-x, x = true|false */
     SL_OPTION_CHOICE, /* int: the index of the word in `choices` */
+    SL_OPTION_GROUP,  /* no option: `name` heads those that follow in --help and the sample file */
 } sl_option_kind_t;
 
 typedef struct {

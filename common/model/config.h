@@ -78,7 +78,8 @@ SL_MUST_USE sl_status_t sl_model_config_parse(const char *json, size_t size, con
 bool sl_model_layer_is_moe(const sl_model_config_t *config, uint32_t layer);
 
 /* One canonical line of every field, equal for configs that mean the same however they are
- * spelled: the part of the model's identity that config.json decides. Returns the length as snprintf does. */
+ * spelled: the part of the model's identity that config.json decides. Returns the length as
+ * snprintf does. */
 size_t sl_model_config_text(const sl_model_config_t *config, char *text, size_t size);
 
 /* Inverse frequencies of the qk_rope_head_dim / 2 rotation pairs, YaRN ramp applied. */
