@@ -30,6 +30,10 @@ typedef struct {
     uint32_t rank, size;
     uint64_t timeout_us; /* of each wait for a peer; 0: 30 s */
     uint64_t spin_us;    /* busy part of a wait; 0: 50 us */
+    /* Asked now and then during a wait (at least every 100 ms): true ends it with SL_ERR_CANCELED.
+     * NULL: never. */
+    bool (*give_up)(void *arg);
+    void *give_up_arg;
 } sl_group_params_t;
 
 SL_MUST_USE sl_status_t sl_group_create(sl_ucx_t *ucx, const sl_group_params_t *params,
