@@ -51,6 +51,10 @@ void sl_node_clear(sl_node_t *node);
 /* Engine: the figures the next heartbeats carry; `sequence` is ignored. Lock-free. */
 void sl_node_publish(sl_node_t *node, const sl_msg_heartbeat_t *figures);
 
+/* Any thread: whether GROUP_FAILED or a refusal has come, even before the engine takes it: ends a
+ * wait for the group that can no longer be met. */
+bool sl_node_group_failed(const sl_node_t *node);
+
 /* Any thread: whether the router has acknowledged a heartbeat within the lease. */
 bool sl_node_lease_valid(const sl_node_t *node);
 uint64_t sl_node_lease_us(const sl_node_t *node);

@@ -1,0 +1,46 @@
+/* Host-memory collectives: a thin fit of rows to the group's bytes and counts. */
+#include "kernels/collectives.h"
+
+static sl_status_t host_all_gather(const sl_collectives_t *self, sl_stream_t *stream,
+                                   const void *mine, const uint32_t *rank_rows, uint32_t width,
+                                   void *out)
+{
+    (void)stream;
+    size_t bytes[SL_GROUP_RANKS_MAX];
+    for (uint32_t r = 0; r < self->size; r++) {
+        bytes[r] = (size_t)rank_rows[r] * width * sizeof(float);
+    }
+    return sl_group_all_gather(self->group, mine, bytes, out);
+}
+
+static sl_status_t host_reduce_scatter(const sl_collectives_t *self, sl_stream_t *stream,
+                                       const void *in, const uint32_t *rank_rows, uint32_t width,
+                                       void *out)
+{
+    (void)stream;
+    size_t counts[SL_GROUP_RANKS_MAX];
+    for (uint32_t r = 0; r < self->size; r++) {
+        counts[r] = (size_t)rank_rows[r] * width;
+    }
+    return sl_group_reduce_scatter(self->group, in, counts, out);
+}
+
+static sl_status_t host_all_reduce(const sl_collectives_t *self, sl_stream_t *stream, void *data,
+                                   size_t count)
+{
+    (void)stream;
+    return sl_group_all_reduce(self->group, data, count);
+}
+
+void sl_collectives_init_host(sl_group_t *group, uint32_t rank, uint32_t size,
+                              sl_collectives_t *collectives)
+{
+    *collectives = (sl_collectives_t){
+        .group = group,
+        .rank = rank,
+        .size = size,
+        .all_gather = host_all_gather,
+        .reduce_scatter = host_reduce_scatter,
+        .all_reduce = host_all_reduce,
+    };
+}

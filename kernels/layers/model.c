@@ -1,0 +1,150 @@
+/* Creation, and the start of a step. The layers are in attention.c and mlp.c, the end in head.c. */
+#include "kernels/layers/model.h"
+
+#include <stdlib.h>
+
+#include "common/base/log.h"
+#include "kernels/layers/model_internal.h"
+
+static void log_memory(const sl_model_t *model)
+{
+    void *base;
+    size_t page_bytes;
+    sl_model_pages(model, &base, &page_bytes);
+    uint64_t pages = (uint64_t)model->cache.page_count * page_bytes;
+    sl_log_info(
+        "memory: weights %.1f MiB, latent pages %.1f MiB (%u pages of %zu bytes, %u tokens), "
+        "workspace %.1f MiB",
+        (double)model->weights->bytes / 0x1p20, (double)pages / 0x1p20, model->cache.page_count,
+        page_bytes, model->cache.page_count * SL_PAGE_TOKENS,
+        (double)(model->work_bytes - pages) / 0x1p20);
+}
+
+sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_p)
+{
+    SL_ASSERT(params->max_rows > 0 && params->max_requests > 0 && params->max_logit_rows > 0);
+    sl_model_t *model = calloc(1, sizeof(*model));
+    if (model == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "model: out of host memory");
+    }
+    model->params = *params;
+    model->config = sl_checkpoint_config(params->checkpoint);
+    model->ops = params->ops;
+    model->act_bytes = sl_dtype_bytes(params->ops->act_dtype);
+    model->collectives = (sl_collectives_t){.rank = params->rank, .size = params->tp};
+    sl_device_params_t device = {.index = params->device_index, .threads = params->threads};
+    sl_weights_params_t weights = {
+        .checkpoint = params->checkpoint,
+        .ops = params->ops,
+        .rank = params->rank,
+        .tp = params->tp,
+        .attention = params->attention,
+        .absorbed = params->absorbed,
+        .unabsorbed = params->unabsorbed,
+    };
+    sl_status_t status;
+    SL_TRY_GOTO(status, model->ops->open(&device, &model->device), fail);
+    weights.device = model->device;
+    SL_TRY_GOTO(status, sl_weights_load(&weights, &model->weights), fail);
+    SL_TRY_GOTO(status, sl_model_take_workspace(model), fail);
+    log_memory(model);
+    *model_p = model;
+    return SL_OK;
+fail:
+    sl_model_destroy(model);
+    return status;
+}
+
+void sl_model_destroy(sl_model_t *model)
+{
+    if (model == NULL) {
+        return;
+    }
+    if (model->device != NULL) {
+        for (uint32_t i = 0; i < model->item_count; i++) {
+            model->ops->free(model->device, model->items[i]);
+        }
+        sl_weights_free(model->ops, model->device, model->weights);
+        model->ops->close(model->device);
+    }
+    free(model->host_kv_len);
+    free(model->host_row_request);
+    free(model);
+}
+
+void sl_model_set_collectives(sl_model_t *model, const sl_collectives_t *collectives)
+{
+    SL_ASSERT(collectives->rank == model->params.rank && collectives->size == model->params.tp);
+    model->collectives = *collectives;
+}
+
+void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p)
+{
+    const sl_cache_t *cache = &model->cache;
+    *base_p = cache->base;
+    *page_bytes_p = (size_t)cache->layers * cache->page_tokens * cache->width * model->act_bytes;
+}
+
+uint32_t sl_model_table_stride(const sl_model_t *model)
+{
+    return model->table_stride;
+}
+
+/* What the operations want a row at a time: its request, and how many cached tokens it sees. */
+static void derive_rows(sl_model_t *model)
+{
+    const sl_batch_t *batch = &model->batch;
+    for (uint32_t r = 0; r < batch->requests; r++) {
+        for (int32_t row = batch->row_begin[r]; row < batch->row_begin[r + 1]; row++) {
+            model->host_row_request[row] = (int32_t)r;
+            model->host_kv_len[row] = batch->positions[row] + 1;
+        }
+    }
+}
+
+static sl_status_t upload_batch(sl_model_t *model)
+{
+    const sl_batch_t *batch = &model->batch;
+    const sl_workspace_t *work = &model->work;
+    const struct {
+        void *to;
+        const void *host;
+        size_t bytes;
+    } copies[] = {
+        {work->tokens, batch->tokens, batch->rows * sizeof(int32_t)},
+        {work->positions, batch->positions, batch->rows * sizeof(int32_t)},
+        {work->slots, batch->slots, batch->rows * sizeof(int64_t)},
+        {work->kv_len, model->host_kv_len, batch->rows * sizeof(int32_t)},
+        {work->row_request, model->host_row_request, batch->rows * sizeof(int32_t)},
+        {work->row_begin, batch->row_begin, (batch->requests + 1) * sizeof(int32_t)},
+        {work->block_table, batch->block_table,
+         (size_t)batch->requests * model->table_stride * sizeof(int32_t)},
+    };
+    for (size_t i = 0; i < sizeof(copies) / sizeof(copies[0]); i++) {
+        SL_TRY(model->ops->upload(model->device, model->stream, copies[i].to, copies[i].host,
+                                  copies[i].bytes));
+    }
+    return SL_OK;
+}
+
+sl_status_t sl_model_begin(sl_model_t *model, const sl_batch_t *batch)
+{
+    SL_ASSERT(batch->rows <= model->params.max_rows);
+    SL_ASSERT(batch->requests <= model->params.max_requests);
+    SL_ASSERT(batch->rank_rows[model->params.rank] == batch->rows);
+    model->batch = *batch;
+    model->hidden_pending = false;
+    if (batch->rows == 0) {
+        return SL_OK;
+    }
+    derive_rows(model);
+    SL_TRY(upload_batch(model));
+    sl_embed_t embed = {
+        .out = model->work.residual,
+        .ids = model->work.tokens,
+        .table = model->weights->embed,
+        .rows = batch->rows,
+        .width = model->config->hidden_size,
+    };
+    return model->ops->embed(model->device, model->stream, &embed);
+}

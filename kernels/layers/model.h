@@ -1,0 +1,90 @@
+/*
+ * The layers of one rank, blind to the backend: a node's forward pass is a loop over these calls,
+ * and differs only in which attention it asks for.
+ *
+ *   sl_model_begin                       tokens -> residual stream
+ *   for each layer:
+ *     sl_model_attention_begin           norm, projections, rotation, latents into the cache
+ *     sl_model_attend_unabsorbed | _absorbed
+ *     sl_model_attention_end             output projection (TP attention: summed over the group)
+ *     sl_model_mlp                       norm; gather the group's tokens; local slice of every
+ *                                        expert; reduce-scatter back
+ *   sl_model_logits                      final norm and LM head on the rows asked for
+ *
+ * Owned by the engine thread. Device memory (weights, latent pages, workspace) is taken at
+ * creation. With tp > 1 all ranks of the group make the same calls with the same rank_rows.
+ */
+#ifndef SL_LAYERS_MODEL_H
+#define SL_LAYERS_MODEL_H
+
+#include "common/base/status.h"
+#include "common/model/checkpoint.h"
+#include "common/model/layout.h"
+#include "common/wire/messages.h"
+#include "kernels/collectives.h"
+#include "kernels/ops.h"
+
+typedef struct sl_model sl_model_t;
+
+typedef struct {
+    const sl_checkpoint_t *checkpoint; /* borrowed */
+    const sl_ops_t *ops;
+    int device_index;
+    int threads; /* CPU backend */
+    uint32_t rank, tp;
+    sl_attention_t attention;
+    bool absorbed, unabsorbed; /* attention paths that will be used */
+    uint32_t max_rows;         /* tokens of one step on this rank (TP attention: of the group) */
+    uint32_t max_requests;     /* of one step */
+    uint32_t max_logit_rows;   /* of one sl_model_logits() */
+    uint32_t page_count;
+} sl_model_params_t;
+
+SL_MUST_USE sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_p);
+void sl_model_destroy(sl_model_t *model);
+
+/* Once the group is connected; needed before the first step if tp > 1. Copied. */
+void sl_model_set_collectives(sl_model_t *model, const sl_collectives_t *collectives);
+
+/* The page pool: page p at base + p * page_bytes, device memory. */
+void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p);
+uint32_t sl_model_table_stride(const sl_model_t *model); /* pages of the longest sequence */
+
+/* One step's rows; host memory, borrowed until the step ends. Rows of a request are consecutive
+ * and in position order. */
+typedef struct {
+    uint32_t rows;            /* own rows; 0 for an idle rank */
+    const int32_t *tokens;    /* [rows] */
+    const int32_t *positions; /* [rows] */
+    const int64_t *slots;     /* [rows]: page * SL_PAGE_TOKENS + offset; -1: not cached */
+    uint32_t requests;
+    const int32_t *row_begin;   /* [requests + 1] */
+    const int32_t *block_table; /* [requests][sl_model_table_stride()] */
+    const uint32_t
+        *rank_rows; /* [tp]: rows each rank feeds into the MLPs (equal with TP attention) */
+} sl_batch_t;
+
+SL_MUST_USE sl_status_t sl_model_begin(sl_model_t *model, const sl_batch_t *batch);
+SL_MUST_USE sl_status_t sl_model_attention_begin(sl_model_t *model, uint32_t layer);
+SL_MUST_USE sl_status_t sl_model_attend_unabsorbed(sl_model_t *model, uint32_t layer);
+SL_MUST_USE sl_status_t sl_model_attend_absorbed(sl_model_t *model, uint32_t layer);
+SL_MUST_USE sl_status_t sl_model_attention_end(sl_model_t *model, uint32_t layer);
+SL_MUST_USE sl_status_t sl_model_mlp(sl_model_t *model, uint32_t layer);
+
+/* f32 logits [count][vocab] of the step's own rows `rows[0..count)` (host), in device memory valid
+ * until the next call. count <= max_logit_rows. */
+SL_MUST_USE sl_status_t sl_model_logits(sl_model_t *model, const int32_t *rows, uint32_t count,
+                                        float **logits_p);
+
+/* Chooses tokens from logits; rules and results in host memory. `logprobs` NULL or [count].
+ * Returns when the results are there. */
+SL_MUST_USE sl_status_t sl_model_sample(sl_model_t *model, const float *logits,
+                                        const sl_sample_row_t *rules, uint32_t count,
+                                        int32_t *tokens, sl_logprobs_t *logprobs);
+
+/* Logprobs of `targets` (host) and the best alternatives. Returns when the results are there. */
+SL_MUST_USE sl_status_t sl_model_token_logprobs(sl_model_t *model, const float *logits,
+                                                const int32_t *targets, uint32_t count,
+                                                uint32_t top_count, sl_logprobs_t *out);
+
+#endif

@@ -1,0 +1,86 @@
+/* What the files of this folder share: the model's state and its workspace. */
+#ifndef SL_LAYERS_MODEL_INTERNAL_H
+#define SL_LAYERS_MODEL_INTERNAL_H
+
+#include "kernels/layers/model.h"
+#include "kernels/layers/weights.h"
+
+/* Rows the experts take in one go: bounds the workspace of large prefills. */
+#define SL_MOE_BLOCK_ROWS 16384u
+/* Prefix tokens up-projected at a time when a chunk attends to earlier ones. */
+#define SL_PREFIX_BLOCK_TOKENS 8192u
+
+/* Step arrays and activations on the device. T: max_rows, G: gathered rows, B: rows of one pass
+ * through the experts, h: local heads. act unless a comment says otherwise. */
+typedef struct {
+    int32_t *tokens, *positions, *kv_len, *row_request; /* [T] */
+    int64_t *slots;                                     /* [T] */
+    int32_t *row_begin;                                 /* [requests + 1] */
+    int32_t *block_table;                               /* [requests][table_stride] */
+    int32_t *piece_begin; /* [4]: q 0, n; k 0, n of one prefix piece */
+    float *cos_sin;       /* f32 [max_position][rope] */
+
+    void *residual, *hidden;   /* [T][H] */
+    void *q_a;                 /* [T][q_lora] */
+    void *q;                   /* [T][h][qk] */
+    void *latent;              /* [T][width] */
+    void *attended;            /* [T][h][v] */
+    void *q_latent, *o_latent; /* absorbed: [T][h][kv_lora] */
+    void *kv;                  /* unabsorbed: [T][h][nope + v] */
+    void *prefix_latent;       /* unabsorbed: [P][width] */
+    void *prefix_attended;     /* unabsorbed: [T][h][v] */
+    float *lse, *prefix_lse;   /* unabsorbed: f32 [T][h] */
+
+    void *gathered, *partial;  /* [G][H] */
+    float *gate_logits;        /* f32 [B][E] */
+    int32_t *expert_ids;       /* [B][k] */
+    float *expert_weights;     /* f32 [B][k] */
+    int32_t *sorted_row;       /* [B][k] */
+    int32_t *expert_begin;     /* [E + 1] */
+    void *x_sorted, *y_sorted; /* [B*k][H] */
+    void *gate_up, *activated; /* [B*k][2I], [B*k][I]; also dense and shared MLPs */
+
+    int32_t *logit_rows;                 /* [L] */
+    void *logit_residual, *logit_hidden; /* [L][H] */
+    float *logits;                       /* f32 [L][V] */
+    int32_t *sampled;                    /* [L] */
+    sl_logprobs_t *logprobs;             /* [L] */
+    sl_sample_row_t *rules;              /* [L] */
+} sl_workspace_t;
+
+#define SL_WORKSPACE_ITEMS_MAX 64
+
+struct sl_model {
+    sl_model_params_t params;
+    const sl_model_config_t *config;
+    const sl_ops_t *ops;
+    sl_device_t *device;
+    sl_stream_t *stream;
+    sl_collectives_t collectives;
+    sl_weights_t *weights;
+    sl_cache_t cache;
+    size_t act_bytes;       /* of one activation element */
+    uint32_t gathered_max;  /* G */
+    uint32_t block_rows;    /* B */
+    uint32_t prefix_tokens; /* P */
+    uint32_t table_stride;
+    sl_workspace_t work;
+    void *items[SL_WORKSPACE_ITEMS_MAX]; /* every device allocation but the weights */
+    uint32_t item_count;
+    uint64_t work_bytes;
+    int32_t *host_kv_len, *host_row_request; /* [T], derived from the batch */
+
+    sl_batch_t batch;    /* of the running step */
+    bool hidden_pending; /* `hidden` is to be added to the residual by the next norm */
+};
+
+/* kernels/layers/workspace.c */
+SL_MUST_USE sl_status_t sl_model_take_workspace(sl_model_t *model);
+
+/* An address `elements` activations behind `base`. */
+static inline void *sl_act_at(const sl_model_t *model, void *base, size_t elements)
+{
+    return (char *)base + elements * model->act_bytes;
+}
+
+#endif

@@ -1,0 +1,179 @@
+/*
+ * Device memory besides the weights, all taken at creation: the latent pages, the step arrays and
+ * the activations, each sized by the longest step the parameters allow.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/layers/model_internal.h"
+
+static sl_status_t take(sl_model_t *model, const char *what, size_t elements, size_t element_bytes,
+                        void *memory_p)
+{
+    SL_ASSERT(model->item_count < SL_WORKSPACE_ITEMS_MAX);
+    size_t bytes = elements * element_bytes;
+    void *memory = NULL;
+    if (bytes == 0) {
+        memcpy(memory_p, &memory, sizeof(memory));
+        return SL_OK;
+    }
+    SL_TRY(model->ops->alloc(model->device, bytes, what, &memory));
+    model->items[model->item_count++] = memory;
+    model->work_bytes += bytes;
+    memcpy(memory_p, &memory, sizeof(memory));
+    return SL_OK;
+}
+
+static sl_status_t take_step_arrays(sl_model_t *model)
+{
+    sl_workspace_t *work = &model->work;
+    size_t rows = model->params.max_rows, requests = model->params.max_requests;
+    SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->tokens));
+    SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->positions));
+    SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->kv_len));
+    SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->row_request));
+    SL_TRY(take(model, "step arrays", rows, sizeof(int64_t), &work->slots));
+    SL_TRY(take(model, "step arrays", requests + 1, sizeof(int32_t), &work->row_begin));
+    SL_TRY(take(model, "block tables", requests * model->table_stride, sizeof(int32_t),
+                &work->block_table));
+    return take(model, "step arrays", 4, sizeof(int32_t), &work->piece_begin);
+}
+
+static sl_status_t take_attention(sl_model_t *model)
+{
+    sl_workspace_t *work = &model->work;
+    const sl_model_config_t *config = model->config;
+    size_t rows = model->params.max_rows, act = model->act_bytes;
+    size_t heads = model->weights->heads, v = config->v_head_dim, lora = config->kv_lora_rank;
+    SL_TRY(take(model, "residual", rows * config->hidden_size, act, &work->residual));
+    SL_TRY(take(model, "hidden", rows * config->hidden_size, act, &work->hidden));
+    SL_TRY(take(model, "queries", rows * config->q_lora_rank, act, &work->q_a));
+    SL_TRY(take(model, "queries", rows * heads * config->qk_head_dim, act, &work->q));
+    SL_TRY(take(model, "latents", rows * config->latent_width, act, &work->latent));
+    SL_TRY(take(model, "attention output", rows * heads * v, act, &work->attended));
+    if (model->params.absorbed) {
+        SL_TRY(take(model, "absorbed queries", rows * heads * lora, act, &work->q_latent));
+        SL_TRY(take(model, "absorbed output", rows * heads * lora, act, &work->o_latent));
+    }
+    if (model->params.unabsorbed) {
+        size_t kv_width = heads * (config->qk_nope_head_dim + v);
+        SL_TRY(take(model, "keys and values", rows * kv_width, act, &work->kv));
+        SL_TRY(take(model, "prefix latents", (size_t)model->prefix_tokens * config->latent_width,
+                    act, &work->prefix_latent));
+        SL_TRY(take(model, "prefix output", rows * heads * v, act, &work->prefix_attended));
+        SL_TRY(take(model, "log-sum-exp", rows * heads, sizeof(float), &work->lse));
+        SL_TRY(take(model, "log-sum-exp", rows * heads, sizeof(float), &work->prefix_lse));
+    }
+    return SL_OK;
+}
+
+static size_t max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static sl_status_t take_mlp(sl_model_t *model)
+{
+    sl_workspace_t *work = &model->work;
+    const sl_model_config_t *config = model->config;
+    const sl_weights_t *weights = model->weights;
+    size_t gathered = model->gathered_max, block = model->block_rows, act = model->act_bytes;
+    size_t k = config->n_routed_experts > 0 ? config->num_experts_per_tok : 0;
+    size_t hidden = config->hidden_size, experts = config->n_routed_experts;
+    size_t inner = max_size(block * max_size(weights->dense_width, weights->shared_width),
+                            block * k * weights->expert_width);
+    SL_TRY(take(model, "gathered tokens", gathered * hidden, act, &work->gathered));
+    SL_TRY(take(model, "partial sums", gathered * hidden, act, &work->partial));
+    SL_TRY(take(model, "gate logits", block * experts, sizeof(float), &work->gate_logits));
+    SL_TRY(take(model, "routing", block * k, sizeof(int32_t), &work->expert_ids));
+    SL_TRY(take(model, "routing", block * k, sizeof(float), &work->expert_weights));
+    SL_TRY(take(model, "routing", block * k, sizeof(int32_t), &work->sorted_row));
+    SL_TRY(take(model, "routing", experts + 1, sizeof(int32_t), &work->expert_begin));
+    SL_TRY(take(model, "sorted tokens", block * k * hidden, act, &work->x_sorted));
+    SL_TRY(take(model, "expert output", block * k * hidden, act, &work->y_sorted));
+    SL_TRY(take(model, "gate and up", inner * 2, act, &work->gate_up));
+    return take(model, "activations", inner, act, &work->activated);
+}
+
+static sl_status_t take_logits(sl_model_t *model)
+{
+    sl_workspace_t *work = &model->work;
+    size_t rows = model->params.max_logit_rows, hidden = model->config->hidden_size;
+    SL_TRY(take(model, "logits", rows, sizeof(int32_t), &work->logit_rows));
+    SL_TRY(take(model, "logits", rows * hidden, model->act_bytes, &work->logit_residual));
+    SL_TRY(take(model, "logits", rows * hidden, model->act_bytes, &work->logit_hidden));
+    SL_TRY(take(model, "logits", rows * model->config->vocab_size, sizeof(float), &work->logits));
+    SL_TRY(take(model, "sampling", rows, sizeof(int32_t), &work->sampled));
+    SL_TRY(take(model, "sampling", rows, sizeof(sl_logprobs_t), &work->logprobs));
+    return take(model, "sampling", rows, sizeof(sl_sample_row_t), &work->rules);
+}
+
+/* cos and sin of every position. The angle is rounded to f32, as in the published code. */
+static sl_status_t take_rotations(sl_model_t *model)
+{
+    const sl_model_config_t *config = model->config;
+    size_t pairs = config->qk_rope_head_dim / 2, positions = config->max_position_embeddings;
+    float *inv_freq = malloc(pairs * sizeof(float));
+    float *table = malloc(positions * 2 * pairs * sizeof(float));
+    sl_status_t status = SL_OK;
+    if (inv_freq == NULL || table == NULL) {
+        status = sl_error(SL_ERR_NO_MEMORY, "rotation table of %zu positions: out of host memory",
+                          positions);
+        goto done;
+    }
+    sl_model_rope_inv_freq(config, inv_freq);
+    for (size_t p = 0; p < positions; p++) {
+        for (size_t j = 0; j < pairs; j++) {
+            float angle = (float)p * inv_freq[j];
+            table[p * 2 * pairs + j] = (float)(cos(angle) * config->rope_cos_sin_scale);
+            table[p * 2 * pairs + pairs + j] = (float)(sin(angle) * config->rope_cos_sin_scale);
+        }
+    }
+    SL_TRY_GOTO(
+        status,
+        take(model, "rotation table", positions * 2 * pairs, sizeof(float), &model->work.cos_sin),
+        done);
+    status = model->ops->upload(model->device, model->stream, model->work.cos_sin, table,
+                                positions * 2 * pairs * sizeof(float));
+done:
+    free(table);
+    free(inv_freq);
+    return status;
+}
+
+static sl_status_t take_pages(sl_model_t *model)
+{
+    sl_cache_t *cache = &model->cache;
+    cache->page_count = model->params.page_count;
+    cache->layers = model->config->num_hidden_layers;
+    cache->page_tokens = SL_PAGE_TOKENS;
+    cache->width = model->config->latent_width;
+    size_t page = (size_t)cache->layers * cache->page_tokens * cache->width;
+    return take(model, "latent pages", cache->page_count * page, model->act_bytes, &cache->base);
+}
+
+sl_status_t sl_model_take_workspace(sl_model_t *model)
+{
+    uint32_t positions = model->config->max_position_embeddings;
+    const sl_model_params_t *params = &model->params;
+    model->table_stride = (positions + SL_PAGE_TOKENS - 1) / SL_PAGE_TOKENS;
+    model->gathered_max =
+        params->attention == SL_ATTENTION_DP ? params->max_rows * params->tp : params->max_rows;
+    model->block_rows =
+        model->gathered_max < SL_MOE_BLOCK_ROWS ? model->gathered_max : SL_MOE_BLOCK_ROWS;
+    model->prefix_tokens =
+        params->max_rows < SL_PREFIX_BLOCK_TOKENS ? params->max_rows : SL_PREFIX_BLOCK_TOKENS;
+    model->host_kv_len = calloc(params->max_rows, sizeof(int32_t));
+    model->host_row_request = calloc(params->max_rows, sizeof(int32_t));
+    if (model->host_kv_len == NULL || model->host_row_request == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "step arrays of %u rows: out of host memory",
+                        params->max_rows);
+    }
+    SL_TRY(take_pages(model));
+    SL_TRY(take_rotations(model));
+    SL_TRY(take_step_arrays(model));
+    SL_TRY(take_attention(model));
+    SL_TRY(take_mlp(model));
+    return take_logits(model);
+}

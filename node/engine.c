@@ -1,0 +1,204 @@
+/* The engine loop of a rank: messages, events, steps, sleep. */
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "node/rank_internal.h"
+
+#define SLEEP_MS 200 /* upper bound of one sleep; every wake-up has a descriptor of its own */
+
+static void publish(sl_rank_t *rank, bool stepping)
+{
+    sl_msg_heartbeat_t figures = {.progress = rank->steps, .busy = stepping};
+    rank->params.ops->figures(rank->params.self, &figures);
+    sl_node_publish(rank->node, &figures);
+}
+
+static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
+{
+    sl_collectives_t collectives;
+    uint32_t tp = (uint32_t)rank->params.options->tp;
+    if (rank->joined) {
+        return sl_error(SL_ERR_DESYNC, "the router formed the group a second time");
+    }
+    if (group->rank_count != tp) {
+        return sl_error(SL_ERR_DESYNC, "group of %zu ranks: expected tp %u", group->rank_count, tp);
+    }
+    SL_TRY(sl_group_connect(rank->group, group->addresses, group->rank_count));
+    sl_collectives_init_host(rank->group, rank->id.rank, tp, &collectives);
+    sl_model_set_collectives(rank->model, &collectives);
+    rank->joined = true;
+    sl_message_t ready = {.type = SL_MSG_READY};
+    sl_log_info("group of %u ready", tp);
+    return sl_rank_post(rank, &ready);
+}
+
+static sl_status_t update_peer(sl_rank_t *rank, const sl_msg_peer_t *peer)
+{
+    if (!peer->alive) {
+        sl_peers_remove(rank->peers, &peer->rank);
+        return sl_transfer_peer_gone(rank->transfer, &peer->rank);
+    }
+    SL_TRY(sl_peers_add(rank->peers, peer));
+    return sl_transfer_peer_add(rank->transfer, &peer->rank, &peer->transfer_address);
+}
+
+static sl_status_t handle_message(sl_rank_t *rank, const sl_message_t *message)
+{
+    switch (message->type) {
+    case SL_MSG_GROUP:
+        return join_group(rank, &message->group);
+    case SL_MSG_PEER:
+        return update_peer(rank, &message->peer);
+    case SL_MSG_GROUP_FAILED:
+        return sl_error(SL_ERR_UNREACHABLE, "group failed: %s", message->group_failed.message);
+    case SL_MSG_REFUSED:
+        return sl_error(SL_ERR_REFUSED, "refused by the router: %s", message->refused.message);
+    case SL_MSG_RESERVE:
+    case SL_MSG_PREFILL:
+    case SL_MSG_CANCEL_ATTEMPT:
+        return rank->params.ops->on_message(rank->params.self, message);
+    default:
+        sl_log_warn("ignored a %s message", sl_message_type_name(message->type));
+        return SL_OK;
+    }
+}
+
+static sl_status_t take_messages(sl_rank_t *rank)
+{
+    sl_message_t *message;
+    sl_node_clear(rank->node);
+    while ((message = sl_node_take(rank->node)) != NULL) {
+        sl_status_t status = handle_message(rank, message);
+        sl_node_message_free(message);
+        SL_TRY(status);
+    }
+    return SL_OK;
+}
+
+static sl_status_t take_events(sl_rank_t *rank)
+{
+    sl_transfer_event_t *event;
+    sl_transfer_clear(rank->transfer);
+    while ((event = sl_transfer_take(rank->transfer)) != NULL) {
+        sl_status_t status = rank->params.ops->on_event(rank->params.self, event);
+        free(event);
+        SL_TRY(status);
+    }
+    return SL_OK;
+}
+
+/* Whether this rank chooses rows: all do with DP attention, rank 0 with TP attention. */
+static bool plans(const sl_rank_t *rank)
+{
+    return rank->params.options->attention == SL_ATTENTION_DP || rank->id.rank == 0;
+}
+
+/* TP attention: everybody gets rank 0's plan. */
+static sl_status_t share_plan(sl_rank_t *rank, uint32_t bytes)
+{
+    const void *mine;
+    uint32_t mine_bytes;
+    if (bytes > sl_step_plan_max(rank->step)) {
+        return sl_error(SL_ERR_DESYNC, "step plan of %u bytes: expected at most %u", bytes,
+                        sl_step_plan_max(rank->step));
+    }
+    if (rank->id.rank == 0) {
+        sl_step_plan(rank->step, &mine, &mine_bytes);
+        memcpy(rank->plan, mine, mine_bytes);
+    }
+    SL_TRY(sl_group_broadcast(rank->group, 0, rank->plan, bytes));
+    return rank->id.rank == 0 ? SL_OK : sl_step_set_plan(rank->step, rank->plan, bytes);
+}
+
+/* Fills rank_rows from the records; false when nobody has rows. */
+static bool rows_of_group(const sl_rank_t *rank, const sl_step_record_t *records,
+                          uint32_t *rank_rows)
+{
+    uint32_t tp = (uint32_t)rank->params.options->tp;
+    bool any = false;
+    for (uint32_t r = 0; r < tp; r++) {
+        uint32_t from = rank->params.options->attention == SL_ATTENTION_DP ? r : 0;
+        rank_rows[r] = records[from].tokens;
+        any = any || rank_rows[r] > 0;
+    }
+    return any;
+}
+
+static sl_status_t make_step(sl_rank_t *rank)
+{
+    const sl_rank_ops_t *ops = rank->params.ops;
+    void *self = rank->params.self;
+    sl_step_record_t mine = {0}, records[SL_GROUP_RANKS_MAX];
+    uint32_t rank_rows[SL_GROUP_RANKS_MAX];
+    const void *plan;
+    publish(rank, true);
+    sl_step_clear(rank->step);
+    if (plans(rank)) {
+        ops->plan(self, rank->step);
+        sl_step_plan(rank->step, &plan, &mine.plan_bytes);
+    }
+    mine.tokens = sl_step_rows(rank->step);
+    mine.state = mine.tokens > 0 ? SL_STEP_RUN : SL_STEP_IDLE;
+    SL_TRY(sl_group_exchange(rank->group, &mine, records));
+    if (rows_of_group(rank, records, rank_rows)) {
+        if (rank->params.options->attention == SL_ATTENTION_TP && rank->params.options->tp > 1) {
+            SL_TRY(share_plan(rank, records[0].plan_bytes));
+        }
+        SL_TRY(ops->forward(self, rank->model, sl_step_batch(rank->step, rank_rows)));
+        if (plans(rank) && sl_step_rows(rank->step) > 0) {
+            SL_TRY(ops->finish(self, rank->step));
+        }
+    }
+    rank->steps++;
+    publish(rank, false);
+    return SL_OK;
+}
+
+/* Sleeps until a message, an event, a peer's record or a signal. */
+static void sleep_until_work(sl_rank_t *rank)
+{
+    struct pollfd fds[4] = {
+        {.fd = sl_rank_stop_fd(), .events = POLLIN},
+        {.fd = sl_node_fd(rank->node), .events = POLLIN},
+        {.fd = sl_transfer_fd(rank->transfer), .events = POLLIN},
+        {.fd = -1, .events = POLLIN},
+    };
+    if (rank->joined && rank->params.options->tp > 1) {
+        if (sl_group_arm(rank->group) != SL_OK) {
+            return;
+        }
+        fds[3].fd = sl_group_fd(rank->group);
+    }
+    poll(fds, 4, SLEEP_MS);
+}
+
+sl_status_t sl_rank_run(sl_rank_t *rank)
+{
+    const sl_rank_ops_t *ops = rank->params.ops;
+    sl_status_t status = SL_OK;
+    while (status == SL_OK && !sl_rank_stopping()) {
+        publish(rank, false);
+        status = take_messages(rank);
+        if (status == SL_OK) {
+            status = take_events(rank);
+        }
+        if (status != SL_OK) {
+            break;
+        }
+        bool wanted = plans(rank) && ops->has_work(rank->params.self);
+        if (rank->joined && (wanted || sl_group_peer_waits(rank->group))) {
+            status = make_step(rank);
+        } else {
+            sleep_until_work(rank);
+        }
+    }
+    if (sl_rank_stopping()) {
+        sl_log_info("stopping on a signal after %llu steps", (unsigned long long)rank->steps);
+        return SL_OK;
+    }
+    sl_log(SL_LOG_ERROR, "stopping: %s: %s", sl_status_name(status), sl_error_text());
+    return status;
+}

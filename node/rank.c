@@ -1,0 +1,303 @@
+/*
+ * Start-up and the services of a rank. What is created first is destroyed last: the transfer and
+ * the group use UCX, all of them use the model's pages.
+ */
+#include "node/rank.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "common/base/log.h"
+#include "common/model/layout.h"
+#include "node/rank_internal.h"
+
+static volatile sig_atomic_t stop_seen;
+static int stop_fd = -1;
+
+static void on_stop_signal(int signal_number)
+{
+    (void)signal_number;
+    int saved_errno = errno;
+    uint64_t one = 1;
+    stop_seen = 1;
+    ssize_t written = write(stop_fd, &one, sizeof(one));
+    (void)written;
+    errno = saved_errno;
+}
+
+bool sl_rank_stopping(void)
+{
+    return stop_seen != 0;
+}
+
+int sl_rank_stop_fd(void)
+{
+    return stop_fd;
+}
+
+static sl_status_t catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART};
+    stop_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (stop_fd < 0 || sigaction(SIGTERM, &action, NULL) != 0 ||
+        sigaction(SIGINT, &action, NULL) != 0) {
+        return sl_error(SL_ERR_IO, "signals: %s", strerror(errno));
+    }
+    return SL_OK;
+}
+
+static void layout_of(const sl_rank_t *rank, sl_layout_t *layout)
+{
+    const sl_model_config_t *config = sl_checkpoint_config(rank->checkpoint);
+    *layout = (sl_layout_t){
+        .model_identity = sl_checkpoint_identity(rank->checkpoint),
+        .dtype = rank->ops->act_dtype,
+        .layers = config->num_hidden_layers,
+        .page_tokens = SL_PAGE_TOKENS,
+        .latent_width = config->latent_width,
+        .rope_order = "interleaved",
+        .protocol_version = SL_PROTOCOL_VERSION,
+    };
+}
+
+static sl_status_t create_model(sl_rank_t *rank)
+{
+    const sl_rank_options_t *options = rank->params.options;
+    SL_TRY(sl_checkpoint_open(options->model, &rank->checkpoint));
+    sl_model_params_t params = {
+        .checkpoint = rank->checkpoint,
+        .ops = rank->ops,
+        .device_index = (int)options->device_index,
+        .threads = (int)options->threads,
+        .rank = (uint32_t)options->rank,
+        .tp = (uint32_t)options->tp,
+        .attention = (sl_attention_t)options->attention,
+        .absorbed = rank->params.absorbed,
+        .unabsorbed = rank->params.unabsorbed,
+        .max_rows = rank->params.max_rows,
+        .max_requests = rank->params.max_requests,
+        .max_logit_rows = rank->params.max_logit_rows,
+        .page_count = (uint32_t)options->pages,
+    };
+    SL_TRY(sl_model_create(&params, &rank->model));
+    SL_TRY(sl_step_create(params.max_rows, params.max_requests, sl_model_table_stride(rank->model),
+                          params.tp, &rank->step));
+    rank->plan = calloc(1, sl_step_plan_max(rank->step));
+    if (rank->plan == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "step plan of %u bytes: out of memory",
+                        sl_step_plan_max(rank->step));
+    }
+    return SL_OK;
+}
+
+/* A peer's pages may be written only while the router still counts this rank among the living. */
+static bool may_write(void *arg)
+{
+    sl_rank_t *rank = arg;
+    sl_node_t *node = atomic_load(&rank->lease_node);
+    return node != NULL && sl_node_lease_valid(node);
+}
+
+/* Asked during waits for the group: a step cannot be finished with a group that is gone. */
+static bool give_up(void *arg)
+{
+    sl_rank_t *rank = arg;
+    return sl_rank_stopping() || (rank->node != NULL && sl_node_group_failed(rank->node));
+}
+
+static sl_status_t create_transports(sl_rank_t *rank)
+{
+    const sl_rank_options_t *options = rank->params.options;
+    sl_layout_t layout;
+    layout_of(rank, &layout);
+    SL_TRY(sl_ucx_create(&rank->ucx));
+    sl_group_params_t group = {
+        .rank = (uint32_t)options->rank,
+        .size = (uint32_t)options->tp,
+        .timeout_us = options->group_timeout_ms * 1000,
+        .give_up = give_up,
+        .give_up_arg = rank,
+    };
+    SL_TRY(sl_group_create(rank->ucx, &group, &rank->group));
+    sl_transfer_params_t transfer = {
+        .ucx = rank->ucx,
+        .self = rank->id,
+        .layers = layout.layers,
+        .page_count = (uint32_t)options->pages,
+        .layout_hash = sl_layout_hash(&layout),
+        .may_write = may_write,
+        .may_write_arg = rank,
+    };
+    sl_model_pages(rank->model, &transfer.base, &transfer.page_bytes);
+    SL_TRY(sl_transfer_create(&transfer, &rank->transfer));
+    return sl_peers_create(&rank->peers);
+}
+
+static sl_status_t register_rank(sl_rank_t *rank)
+{
+    const sl_rank_options_t *options = rank->params.options;
+    const sl_model_config_t *config = sl_checkpoint_config(rank->checkpoint);
+    sl_layout_t layout;
+    layout_of(rank, &layout);
+    sl_node_params_t params = {.router = options->router,
+                               .register_timeout_us = options->register_timeout_ms * 1000};
+    sl_msg_hello_t *hello = &params.hello;
+    *hello = (sl_msg_hello_t){
+        .rank = rank->id,
+        .tp = (uint32_t)options->tp,
+        .attention = (sl_attention_t)options->attention,
+        .layout_hash = sl_layout_hash(&layout),
+        .vocab_size = config->vocab_size,
+        .max_model_len = config->max_position_embeddings,
+        .page_tokens = SL_PAGE_TOKENS,
+        .pages_total = options->pages,
+        .max_running = rank->params.max_running,
+        .max_queued_tokens = rank->params.max_queued_tokens,
+    };
+    sl_layout_text(&layout, hello->layout, sizeof(hello->layout));
+    strncpy(hello->model, layout.model_identity, sizeof(hello->model) - 1);
+    strncpy(hello->tokenizer_path, sl_checkpoint_tokenizer_path(rank->checkpoint),
+            sizeof(hello->tokenizer_path) - 1);
+    sl_transfer_address(rank->transfer, &hello->transfer_address);
+    sl_group_address(rank->group, &hello->group_address);
+    SL_TRY(sl_node_create(&params, &rank->node));
+    SL_TRY(sl_node_wait_welcome(rank->node));
+    atomic_store(&rank->lease_node, rank->node);
+    return SL_OK;
+}
+
+static sl_status_t check_place(const sl_rank_options_t *options)
+{
+    if (options->rank >= options->tp) {
+        return sl_error(SL_ERR_CONFIG, "--rank %llu: expected less than --tp %llu",
+                        (unsigned long long)options->rank, (unsigned long long)options->tp);
+    }
+    return SL_OK;
+}
+
+sl_status_t sl_rank_create(const sl_rank_params_t *params, sl_rank_t **rank_p)
+{
+    const sl_rank_options_t *options = params->options;
+    char name[32];
+    SL_TRY(check_place(options));
+    SL_TRY(catch_signals());
+    sl_rank_t *rank = calloc(1, sizeof(*rank));
+    if (rank == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "rank: out of memory");
+    }
+    rank->params = *params;
+    rank->id = (sl_rank_id_t){params->pool, (uint32_t)options->group, (uint32_t)options->rank, 0};
+    sl_log_set_name(sl_rank_name(&rank->id, name));
+    sl_status_t status = SL_OK;
+    if (getrandom(&rank->id.incarnation, sizeof(rank->id.incarnation), 0) !=
+        (ssize_t)sizeof(rank->id.incarnation)) {
+        status = sl_error(SL_ERR_IO, "getrandom: %s", strerror(errno));
+        goto fail;
+    }
+    rank->id.incarnation >>= 1; /* fits a signed 64-bit integer of any client language */
+    SL_TRY_GOTO(status, sl_ops_find(options->device, &rank->ops), fail);
+    SL_TRY_GOTO(status, create_model(rank), fail);
+    SL_TRY_GOTO(status, create_transports(rank), fail);
+    SL_TRY_GOTO(status, register_rank(rank), fail);
+    *rank_p = rank;
+    return SL_OK;
+fail:
+    sl_rank_destroy(rank);
+    return status;
+}
+
+void sl_rank_destroy(sl_rank_t *rank)
+{
+    if (rank == NULL) {
+        return;
+    }
+    atomic_store(&rank->lease_node, NULL);
+    sl_transfer_destroy(rank->transfer);
+    sl_node_destroy(rank->node);
+    rank->node = NULL;
+    sl_group_destroy(rank->group);
+    sl_ucx_destroy(rank->ucx);
+    sl_peers_destroy(rank->peers);
+    sl_step_destroy(rank->step);
+    free(rank->plan);
+    sl_model_destroy(rank->model);
+    sl_checkpoint_close(rank->checkpoint);
+    free(rank);
+}
+
+sl_model_t *sl_rank_model(sl_rank_t *rank)
+{
+    return rank->model;
+}
+
+const sl_model_config_t *sl_rank_config(const sl_rank_t *rank)
+{
+    return sl_checkpoint_config(rank->checkpoint);
+}
+
+sl_transfer_t *sl_rank_transfer(sl_rank_t *rank)
+{
+    return rank->transfer;
+}
+
+const sl_peers_t *sl_rank_peers(const sl_rank_t *rank)
+{
+    return rank->peers;
+}
+
+sl_status_t sl_rank_post(sl_rank_t *rank, const sl_message_t *message)
+{
+    return sl_node_post(rank->node, message);
+}
+
+sl_status_t sl_rank_post_attempt(sl_rank_t *rank, sl_message_type_t type, uint64_t attempt)
+{
+    sl_message_t message = {.type = type, .attempt = {.attempt = attempt}};
+    return sl_rank_post(rank, &message);
+}
+
+sl_status_t sl_rank_post_failed(sl_rank_t *rank, uint64_t attempt, sl_status_t code,
+                                const char *text)
+{
+    sl_message_t message = {.type = SL_MSG_FAILED, .failed = {.attempt = attempt}};
+    strncpy(message.failed.code, sl_status_name(code), sizeof(message.failed.code) - 1);
+    strncpy(message.failed.message, text, sizeof(message.failed.message) - 1);
+    return sl_rank_post(rank, &message);
+}
+
+sl_status_t sl_rank_post_token(sl_rank_t *rank, uint64_t attempt, uint32_t index, int32_t token,
+                               const sl_logprobs_t *logprobs, sl_finish_t finish)
+{
+    sl_logprobs_t entry;
+    sl_message_t message = {
+        .type = SL_MSG_TOKENS,
+        .tokens = {.attempt = attempt,
+                   .index = index,
+                   .tokens = &token,
+                   .token_count = 1,
+                   .finish = finish},
+    };
+    if (logprobs != NULL) {
+        entry = *logprobs;
+        message.tokens.logprobs = &entry;
+    }
+    return sl_rank_post(rank, &message);
+}
+
+int sl_rank_main(const sl_rank_params_t *params, void (*attach)(void *self, sl_rank_t *rank))
+{
+    sl_rank_t *rank = NULL;
+    sl_log_set_level((sl_log_level_t)params->options->log_level);
+    if (sl_rank_create(params, &rank) != SL_OK) {
+        return EXIT_FAILURE;
+    }
+    attach(params->self, rank);
+    sl_status_t status = sl_rank_run(rank);
+    sl_rank_destroy(rank);
+    return status == SL_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,32 @@
+/* State shared by rank.c (start-up and services) and engine.c (the loop). */
+#ifndef SL_NODE_RANK_INTERNAL_H
+#define SL_NODE_RANK_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "node/rank.h"
+
+struct sl_rank {
+    sl_rank_params_t params;
+    sl_rank_id_t id;
+    sl_checkpoint_t *checkpoint;
+    const sl_ops_t *ops;
+    sl_model_t *model;
+    sl_ucx_t *ucx;
+    sl_group_t *group;
+    sl_transfer_t *transfer;
+    sl_node_t *node;
+    sl_peers_t *peers;
+    sl_step_t *step;
+    void *plan; /* receives rank 0's plan, TP attention */
+    char layout[SL_TEXT_BYTES];
+    _Atomic(sl_node_t *) lease_node; /* for the transfer thread; NULL until registered */
+    bool joined;                     /* the group is connected */
+    uint64_t steps;
+};
+
+/* Whether SIGTERM or SIGINT has come; and a descriptor readable from then on. */
+bool sl_rank_stopping(void);
+int sl_rank_stop_fd(void);
+
+#endif

@@ -1,0 +1,240 @@
+/*
+ * Plan: int32 words [rows, requests, pages], then per request [first position, rows, pages], then
+ * the tokens, then the page ids. It is kept in this form all along: adding a request appends to the
+ * three parts, and the batch arrays are derived once, when the step runs.
+ */
+#include "node/step.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    int32_t first_position, rows, pages;
+} entry_t;
+
+struct sl_step {
+    uint32_t max_rows, max_requests, max_pages, table_stride, ranks;
+    uint32_t rows, requests, pages;
+    entry_t *entries;  /* [max_requests] */
+    int32_t *tokens;   /* [max_rows] */
+    int32_t *page_ids; /* [max_pages] */
+    int32_t *plan;     /* the three parts behind one another */
+
+    int32_t *positions; /* [max_rows] */
+    int64_t *slots;     /* [max_rows] */
+    int32_t *row_begin; /* [max_requests + 1] */
+    int32_t *block_table;
+    uint32_t *rank_rows;
+    sl_batch_t batch;
+};
+
+#define PLAN_HEAD_WORDS 3
+#define ENTRY_WORDS (sizeof(entry_t) / sizeof(int32_t))
+
+static size_t plan_words(uint32_t rows, uint32_t requests, uint32_t pages)
+{
+    return PLAN_HEAD_WORDS + requests * ENTRY_WORDS + rows + pages;
+}
+
+sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests, uint32_t table_stride,
+                           uint32_t ranks, sl_step_t **step_p)
+{
+    sl_step_t *step = calloc(1, sizeof(*step));
+    if (step == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "step: out of memory");
+    }
+    step->max_rows = max_rows;
+    step->max_requests = max_requests;
+    step->max_pages = max_requests * table_stride;
+    step->table_stride = table_stride;
+    step->ranks = ranks;
+    step->entries = calloc(max_requests, sizeof(*step->entries));
+    step->tokens = calloc(max_rows, sizeof(*step->tokens));
+    step->page_ids = calloc(step->max_pages, sizeof(*step->page_ids));
+    step->plan = calloc(plan_words(max_rows, max_requests, step->max_pages), sizeof(*step->plan));
+    step->positions = calloc(max_rows, sizeof(*step->positions));
+    step->slots = calloc(max_rows, sizeof(*step->slots));
+    step->row_begin = calloc(max_requests + 1, sizeof(*step->row_begin));
+    step->block_table = calloc(step->max_pages, sizeof(*step->block_table));
+    step->rank_rows = calloc(ranks, sizeof(*step->rank_rows));
+    if (step->entries == NULL || step->tokens == NULL || step->page_ids == NULL ||
+        step->plan == NULL || step->positions == NULL || step->slots == NULL ||
+        step->row_begin == NULL || step->block_table == NULL || step->rank_rows == NULL) {
+        sl_step_destroy(step);
+        return sl_error(SL_ERR_NO_MEMORY, "step of %u rows and %u requests: out of memory",
+                        max_rows, max_requests);
+    }
+    *step_p = step;
+    return SL_OK;
+}
+
+void sl_step_destroy(sl_step_t *step)
+{
+    if (step == NULL) {
+        return;
+    }
+    free(step->entries);
+    free(step->tokens);
+    free(step->page_ids);
+    free(step->plan);
+    free(step->positions);
+    free(step->slots);
+    free(step->row_begin);
+    free(step->block_table);
+    free(step->rank_rows);
+    free(step);
+}
+
+void sl_step_clear(sl_step_t *step)
+{
+    step->rows = step->requests = step->pages = 0;
+}
+
+uint32_t sl_step_rows(const sl_step_t *step)
+{
+    return step->rows;
+}
+
+uint32_t sl_step_requests(const sl_step_t *step)
+{
+    return step->requests;
+}
+
+uint32_t sl_step_rows_left(const sl_step_t *step)
+{
+    return step->max_rows - step->rows;
+}
+
+bool sl_step_full(const sl_step_t *step)
+{
+    return step->rows == step->max_rows || step->requests == step->max_requests;
+}
+
+void sl_step_add(sl_step_t *step, const int32_t *tokens, uint32_t rows, uint32_t first_position,
+                 const uint32_t *pages, uint32_t page_count)
+{
+    SL_ASSERT(!sl_step_full(step) && rows > 0 && rows <= sl_step_rows_left(step));
+    uint32_t needed = (first_position + rows + SL_PAGE_TOKENS - 1) / SL_PAGE_TOKENS;
+    SL_ASSERT(needed <= page_count && needed <= step->table_stride);
+    step->entries[step->requests++] =
+        (entry_t){(int32_t)first_position, (int32_t)rows, (int32_t)needed};
+    memcpy(step->tokens + step->rows, tokens, rows * sizeof(*tokens));
+    for (uint32_t i = 0; i < needed; i++) {
+        step->page_ids[step->pages + i] = (int32_t)pages[i];
+    }
+    step->rows += rows;
+    step->pages += needed;
+}
+
+static void derive_request(sl_step_t *step, uint32_t request, uint32_t row, uint32_t page)
+{
+    const entry_t *entry = &step->entries[request];
+    int32_t *table = step->block_table + (size_t)request * step->table_stride;
+    step->row_begin[request] = (int32_t)row;
+    memcpy(table, step->page_ids + page, (size_t)entry->pages * sizeof(*table));
+    for (int32_t i = 0; i < entry->rows; i++) {
+        int32_t position = entry->first_position + i;
+        step->positions[row + (uint32_t)i] = position;
+        step->slots[row + (uint32_t)i] =
+            (int64_t)table[position / SL_PAGE_TOKENS] * SL_PAGE_TOKENS + position % SL_PAGE_TOKENS;
+    }
+}
+
+const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows)
+{
+    uint32_t row = 0, page = 0;
+    for (uint32_t r = 0; r < step->requests; r++) {
+        derive_request(step, r, row, page);
+        row += (uint32_t)step->entries[r].rows;
+        page += (uint32_t)step->entries[r].pages;
+    }
+    step->row_begin[step->requests] = (int32_t)row;
+    memcpy(step->rank_rows, rank_rows, step->ranks * sizeof(*rank_rows));
+    step->batch = (sl_batch_t){
+        .rows = step->rows,
+        .tokens = step->tokens,
+        .positions = step->positions,
+        .slots = step->slots,
+        .requests = step->requests,
+        .row_begin = step->row_begin,
+        .block_table = step->block_table,
+        .rank_rows = step->rank_rows,
+    };
+    return &step->batch;
+}
+
+int32_t sl_step_first_row(const sl_step_t *step, uint32_t request)
+{
+    SL_ASSERT(request < step->requests);
+    return step->row_begin[request];
+}
+
+int32_t sl_step_last_row(const sl_step_t *step, uint32_t request)
+{
+    SL_ASSERT(request < step->requests);
+    return step->row_begin[request + 1] - 1;
+}
+
+void sl_step_plan(sl_step_t *step, const void **plan_p, uint32_t *bytes_p)
+{
+    int32_t *to = step->plan;
+    *to++ = (int32_t)step->rows;
+    *to++ = (int32_t)step->requests;
+    *to++ = (int32_t)step->pages;
+    memcpy(to, step->entries, step->requests * sizeof(entry_t));
+    to += step->requests * ENTRY_WORDS;
+    memcpy(to, step->tokens, step->rows * sizeof(*to));
+    to += step->rows;
+    memcpy(to, step->page_ids, step->pages * sizeof(*to));
+    *plan_p = step->plan;
+    *bytes_p = (uint32_t)(plan_words(step->rows, step->requests, step->pages) * sizeof(int32_t));
+}
+
+uint32_t sl_step_plan_max(const sl_step_t *step)
+{
+    return (uint32_t)(plan_words(step->max_rows, step->max_requests, step->max_pages) *
+                      sizeof(int32_t));
+}
+
+/* Whether the entries add up to the rows and pages announced, each with the pages it needs. */
+static bool entries_fit(const sl_step_t *step)
+{
+    uint64_t rows = 0, pages = 0;
+    for (uint32_t r = 0; r < step->requests; r++) {
+        const entry_t *entry = &step->entries[r];
+        if (entry->rows < 1 || entry->first_position < 0 || entry->pages < 1 ||
+            (uint32_t)entry->pages > step->table_stride ||
+            (int64_t)entry->pages * SL_PAGE_TOKENS < (int64_t)entry->first_position + entry->rows) {
+            return false;
+        }
+        rows += (uint32_t)entry->rows;
+        pages += (uint32_t)entry->pages;
+    }
+    return rows == step->rows && pages == step->pages;
+}
+
+sl_status_t sl_step_set_plan(sl_step_t *step, const void *plan, uint32_t bytes)
+{
+    const int32_t *from = plan;
+    uint32_t words = bytes / sizeof(int32_t);
+    sl_step_clear(step);
+    if (words < PLAN_HEAD_WORDS || from[0] < 0 || (uint32_t)from[0] > step->max_rows ||
+        from[1] < 0 || (uint32_t)from[1] > step->max_requests || from[2] < 0 ||
+        (uint32_t)from[2] > step->max_pages ||
+        plan_words((uint32_t)from[0], (uint32_t)from[1], (uint32_t)from[2]) != words) {
+        return sl_error(SL_ERR_DESYNC, "step plan of %u bytes does not fit its own counts", bytes);
+    }
+    step->rows = (uint32_t)from[0];
+    step->requests = (uint32_t)from[1];
+    step->pages = (uint32_t)from[2];
+    from += PLAN_HEAD_WORDS;
+    memcpy(step->entries, from, step->requests * sizeof(entry_t));
+    from += step->requests * ENTRY_WORDS;
+    memcpy(step->tokens, from, step->rows * sizeof(*from));
+    memcpy(step->page_ids, from + step->rows, step->pages * sizeof(*from));
+    if (!entries_fit(step)) {
+        sl_step_clear(step);
+        return sl_error(SL_ERR_DESYNC, "step plan of %u bytes: its requests do not add up", bytes);
+    }
+    return SL_OK;
+}
