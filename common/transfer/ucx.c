@@ -10,22 +10,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <ucm/api/ucm.h>
 #include <ucs/config/global_opts.h>
 #include <ucs/debug/log_def.h>
 
 #include "common/base/log.h"
 #include "common/transfer/ucx_context.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
+#if defined(__SANITIZE_THREAD__)
+#define THREAD_SANITIZED 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
+#if __has_feature(thread_sanitizer)
+#define THREAD_SANITIZED 1
 #endif
 #endif
-#ifndef SANITIZED
-#define SANITIZED 0
+#ifndef THREAD_SANITIZED
+#define THREAD_SANITIZED 0
 #endif
 
 struct sl_ucx {
@@ -60,12 +59,6 @@ static void configure_library(void)
     if (getenv("UCX_WARN_UNUSED_ENV_VARS") == NULL) {
         ucs_global_opts.warn_unused_env_vars = 0;
     }
-    if (SANITIZED && getenv("UCX_MEM_EVENTS") == NULL) {
-        /* The hooks patch malloc and mmap, which the sanitizers have replaced. */
-        ucm_global_config_t options = ucm_global_opts;
-        options.enable_events = 0;
-        ucm_set_global_opts(&options);
-    }
     ucs_log_push_handler(forward_log);
 }
 
@@ -93,6 +86,12 @@ static sl_status_t create_context(const char *name, uint64_t features, ucp_conte
 
 sl_status_t sl_ucx_create(sl_ucx_t **ucx_p)
 {
+    if (THREAD_SANITIZED && getenv("UCX_MEM_EVENTS") == NULL) {
+        /* UCX patches mmap and its like when it is loaded, which crashes new threads under the
+         * thread sanitizer; only the environment is early enough to prevent it. */
+        return sl_error(SL_ERR_CONFIG, "ucx: a thread-sanitizer build needs the environment "
+                                       "variable UCX_MEM_EVENTS=n");
+    }
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, configure_library);
 

@@ -75,6 +75,19 @@ static inline bool pipe_write(int fd, const void *data, size_t bytes)
     return send(fd, data, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
+/* UCX reads this when it is loaded, before main(): its memory hooks do not go with sanitizers. */
+static inline void restart_without_memory_hooks(char **argv)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    if (getenv("UCX_MEM_EVENTS") == NULL) {
+        setenv("UCX_MEM_EVENTS", "n", 1);
+        execv("/proc/self/exe", argv);
+    }
+#else
+    (void)argv;
+#endif
+}
+
 /* Everyone brings bytes, everyone gets all of them (malloc'ed, in rank order). Also a barrier. A
  * rank that has died brings none. */
 static inline void process_meet(process_t *process, const void *mine, size_t bytes,

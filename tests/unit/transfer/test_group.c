@@ -431,8 +431,10 @@ static void test_bad_params(void **state)
     run_processes(1, run_bad_params, NULL, NULL);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    (void)argc;
+    restart_without_memory_hooks(argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations),
         cmocka_unit_test(test_operations_tcp),
