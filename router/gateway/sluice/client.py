@@ -1,0 +1,252 @@
+"""The blocking client. One I/O thread owns the socket; any number of threads may call.
+
+Calls put work on a queue and ring the I/O thread through an inproc socket pair; the I/O thread
+stamps arrivals and puts events on the queue of the stream they belong to. So a slow reader of one
+stream delays no other stream and no timing.
+"""
+import collections
+import queue
+import threading
+import time
+
+import zmq
+
+from . import mux, protocol
+from .connection import is_disconnect, open_dealer
+from .errors import ConnectionLost, ConnectTimeout, RequestTimeout, SluiceError
+
+
+class Stream:
+    """Events of one request, in order; iterate once. Leaving a `with` block early cancels it."""
+
+    def __init__(self, client, request, timeout_s):
+        self._client = client
+        self._request = request
+        self._events = queue.SimpleQueue()
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._done = False
+        self._error = None
+
+    @property
+    def id(self):
+        return self._request.id
+
+    @property
+    def timings(self):
+        return self._request.timings
+
+    @property
+    def finish_reason(self):
+        return self._request.finish_reason
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._error is not None:
+            raise self._error
+        if self._done:
+            raise StopIteration
+        event = self._next_event()
+        if isinstance(event, SluiceError):
+            self._error = event
+            raise event
+        self._done = getattr(event, "finish_reason", None) is not None
+        return event
+
+    def _next_event(self):
+        if self._deadline_s is None:
+            return self._events.get()
+        try:
+            return self._events.get(timeout=max(0.0, self._deadline_s - time.monotonic()))
+        except queue.Empty:
+            self.cancel()
+            return RequestTimeout(f"request {self.id}: not finished in time, canceled")
+
+    def result(self):
+        """Reads the rest of the stream; returns the whole result or raises what ended it."""
+        for _ in self:
+            pass
+        return self._request.result()
+
+    def cancel(self):
+        """Asks the router to give the request up. The stream then ends with code "canceled",
+        unless its last token was already on the way."""
+        self._client.cancel(self.id)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if not self._done and self._error is None:
+            self.cancel()
+
+
+class Client:
+    """A connection to one router. Raises ConnectTimeout if none answers at the address.
+
+    `unattributed` holds errors that belong to no open request, newest last.
+    """
+
+    def __init__(self, address, connect_timeout_s=10.0):
+        self.address = address
+        self._ids = mux.IdSource()
+        self._mux = mux.Mux()
+        self._commands = collections.deque()
+        self._context = zmq.Context()
+        self._closing = False
+        try:
+            self._socket, self._monitor = open_dealer(self._context, address)
+        except zmq.ZMQError as error:
+            self._context.term()
+            raise ValueError(f"router address {address!r}: {error}") from error
+        self._bell_in = self._context.socket(zmq.PAIR)
+        self._bell_in.bind("inproc://bell")
+        self._bell_out = self._context.socket(zmq.PAIR)
+        self._bell_out.connect("inproc://bell")
+        self._bell_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="sluice-client", daemon=True)
+        self._thread.start()
+        self._greet(connect_timeout_s)
+
+    def _greet(self, timeout_s):
+        try:
+            self.info(timeout_s)
+        except RequestTimeout as error:
+            self.close()
+            raise ConnectTimeout(f"no router answered at {self.address} within {timeout_s} s") \
+                from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def unattributed(self):
+        return list(self._mux.unattributed)
+
+    def generate(self, tokens, sampling=None, *, request_id=None, timeout_s=None, **options):
+        """Starts a request and returns its Stream. `tokens` are prompt token ids; `options` are the
+        fields of SamplingParams. After `timeout_s` the request is canceled."""
+        sampling = mux.sampling_of(sampling, options)
+        request = mux.new_request(self._ids, sampling, request_id)
+        frame = protocol.generate_frame(request.id, tokens, sampling)
+        stream = Stream(self, request, timeout_s)
+
+        def start():
+            try:
+                self._mux.open(request, stream._events.put)
+            except ValueError as error:
+                stream._events.put(SluiceError(str(error)))
+                return None
+            return frame
+        self._submit(start)
+        return stream
+
+    def cancel(self, request_id):
+        self._submit(lambda: protocol.encode("cancel", id=request_id))
+
+    def status(self, timeout_s=10.0):
+        return self._ask("status", timeout_s)
+
+    def info(self, timeout_s=10.0):
+        return self._ask("info", timeout_s)
+
+    def send_raw(self, frame):
+        """Sends any bytes as one frame; what comes back is in `unattributed`, or in a stream."""
+        self._submit(lambda: frame)
+
+    def close(self):
+        """Closes the socket at once; open streams end with ConnectionLost. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._ring()
+        self._thread.join()
+        self._bell_out.close(0)
+        self._context.term()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _ask(self, kind, timeout_s):
+        answers = queue.SimpleQueue()
+
+        def start():
+            self._mux.ask(kind + "_reply", answers.put)
+            return protocol.encode(kind)
+        self._submit(start)
+        try:
+            answer = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            raise RequestTimeout(f"no {kind} from {self.address} within {timeout_s} s") from None
+        if isinstance(answer, SluiceError):
+            raise answer
+        return answer
+
+    def _submit(self, command):
+        """Runs command() on the I/O thread; the frame it returns, if any, is sent."""
+        if self._closing:
+            raise ConnectionLost(f"the client of {self.address} is closed")
+        self._commands.append(command)
+        self._ring()
+
+    def _ring(self):
+        with self._bell_lock:
+            self._bell_out.send(b"")
+
+    # ---- I/O thread ----
+
+    def _run(self):
+        poller = zmq.Poller()
+        for socket in (self._socket, self._bell_in, self._monitor):
+            poller.register(socket, zmq.POLLIN)
+        unsent = collections.deque()
+        while not self._closing:
+            poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
+            ready = dict(poller.poll())
+            if self._bell_in in ready:
+                self._take_commands(unsent)
+            self._flush(unsent)
+            if ready.get(self._socket, 0) & zmq.POLLIN:
+                self._drain()
+            if self._monitor in ready:
+                self._watch_link(unsent)
+        self._flush(unsent)
+        self._mux.fail_all(ConnectionLost(f"the client of {self.address} was closed"))
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._bell_in.close(0)
+
+    def _take_commands(self, unsent):
+        while self._bell_in.poll(0):
+            self._bell_in.recv()
+        while self._commands:
+            frame = self._commands.popleft()()
+            if frame is not None:
+                unsent.append(frame)
+
+    def _flush(self, unsent):
+        while unsent:
+            try:
+                self._socket.send(unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            unsent.popleft()
+
+    def _drain(self):
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._mux.receive(b"".join(frames), time.monotonic())
+
+    def _watch_link(self, unsent):
+        if is_disconnect(self._monitor.recv_multipart()):
+            self._drain()  # what arrived before the link broke still counts
+            unsent.clear()
+            self._mux.fail_all(ConnectionLost(f"connection to {self.address} was lost"))
