@@ -1,0 +1,238 @@
+/*
+ * Life of an attempt here: `reserve` takes pages and grants the prompt's ones to the prefill rank;
+ * the commit makes it run from the next step on; each step gives one token, sent to the router at
+ * once. However it ends, its pages come free when nobody can write to them any more, and the router
+ * then hears `released`.
+ */
+#include "decode_node/decode.h"
+
+#include <stdlib.h>
+
+#include "common/base/log.h"
+#include "decode_node/forward.h"
+#include "node/rules.h"
+
+struct sl_decode {
+    sl_decode_options_t options;
+    sl_rank_t *rank;
+    sl_decode_requests_t *requests;
+    uint64_t tokens_out;
+    /* Results of a step, [max_batch]. */
+    int32_t *rows, *tokens;
+    sl_sample_row_t *rules;
+    sl_logprobs_t *logprobs;
+};
+
+sl_status_t sl_decode_create(const sl_decode_options_t *options, sl_decode_t **decode_p)
+{
+    sl_decode_t *decode = calloc(1, sizeof(*decode));
+    if (decode == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "decode: out of memory");
+    }
+    decode->options = *options;
+    decode->rows = calloc(options->max_batch, sizeof(*decode->rows));
+    decode->tokens = calloc(options->max_batch, sizeof(*decode->tokens));
+    decode->rules = calloc(options->max_batch, sizeof(*decode->rules));
+    decode->logprobs = calloc(options->max_batch, sizeof(*decode->logprobs));
+    sl_status_t status = SL_OK;
+    if (decode->rows == NULL || decode->tokens == NULL || decode->rules == NULL ||
+        decode->logprobs == NULL) {
+        status = sl_error(SL_ERR_NO_MEMORY, "batch of %llu: out of memory",
+                          (unsigned long long)options->max_batch);
+    }
+    if (status == SL_OK) {
+        status = sl_decode_requests_create((uint32_t)options->rank.pages,
+                                           (uint32_t)options->max_batch, &decode->requests);
+    }
+    if (status != SL_OK) {
+        sl_decode_destroy(decode);
+        return status;
+    }
+    *decode_p = decode;
+    return SL_OK;
+}
+
+void sl_decode_destroy(sl_decode_t *decode)
+{
+    if (decode == NULL) {
+        return;
+    }
+    sl_decode_requests_destroy(decode->requests);
+    free(decode->rows);
+    free(decode->tokens);
+    free(decode->rules);
+    free(decode->logprobs);
+    free(decode);
+}
+
+void sl_decode_attach(void *self, sl_rank_t *rank)
+{
+    ((sl_decode_t *)self)->rank = rank;
+}
+
+static sl_status_t remove_request(sl_decode_t *decode, sl_decode_request_t *request)
+{
+    uint64_t attempt = request->attempt;
+    sl_decode_requests_remove(decode->requests, request);
+    return sl_rank_post_attempt(decode->rank, SL_MSG_RELEASED, attempt);
+}
+
+static sl_status_t on_reserve(sl_decode_t *decode, const sl_msg_reserve_t *message)
+{
+    sl_decode_request_t *request = NULL;
+    sl_status_t status = sl_decode_requests_reserve(decode->requests, message, &request);
+    if (status == SL_ERR_NO_PAGES) {
+        return sl_rank_post_attempt(decode->rank, SL_MSG_NO_PAGES, message->attempt);
+    }
+    SL_TRY(status);
+    return sl_transfer_grant(sl_rank_transfer(decode->rank), request->attempt, request->generation,
+                             &request->writer, request->pages, request->prompt_pages);
+}
+
+static sl_status_t on_cancel(sl_decode_t *decode, uint64_t attempt)
+{
+    sl_decode_request_t *request = sl_decode_requests_find(decode->requests, attempt);
+    if (request == NULL || request->state == SL_DECODE_QUIESCING) {
+        return SL_OK; /* its end has been told already, or is under way */
+    }
+    if (request->state == SL_DECODE_RUNNING) {
+        return remove_request(decode, request);
+    }
+    sl_decode_requests_quiesce(decode->requests, request);
+    return SL_OK;
+}
+
+static sl_status_t decode_on_message(void *self, const sl_message_t *message)
+{
+    sl_decode_t *decode = self;
+    switch (message->type) {
+    case SL_MSG_RESERVE:
+        return on_reserve(decode, &message->reserve);
+    case SL_MSG_CANCEL_ATTEMPT:
+        return on_cancel(decode, message->attempt.attempt);
+    default:
+        sl_log_warn("ignored a %s message: this is a decode rank",
+                    sl_message_type_name(message->type));
+        return SL_OK;
+    }
+}
+
+static sl_status_t fail_request(sl_decode_t *decode, sl_decode_request_t *request,
+                                sl_status_t status, const char *text)
+{
+    if (request->state != SL_DECODE_QUIESCING) {
+        SL_TRY(sl_rank_post_failed(decode->rank, request->attempt, status, text));
+    }
+    return remove_request(decode, request);
+}
+
+static sl_status_t on_commit(sl_decode_t *decode, sl_decode_request_t *request,
+                             const sl_commit_t *commit)
+{
+    if (request->state == SL_DECODE_QUIESCING) {
+        return remove_request(decode, request);
+    }
+    if (commit->prompt_len != request->prompt_len || commit->page_count != request->prompt_pages) {
+        char text[160];
+        snprintf(
+            text, sizeof(text), "commit of %u tokens in %u pages: expected %u tokens in %u pages",
+            commit->prompt_len, commit->page_count, request->prompt_len, request->prompt_pages);
+        return fail_request(decode, request, SL_ERR_STALE, text);
+    }
+    sl_decode_requests_start(decode->requests, request, commit->first_token);
+    return SL_OK;
+}
+
+static sl_status_t decode_on_event(void *self, const sl_transfer_event_t *event)
+{
+    sl_decode_t *decode = self;
+    sl_decode_request_t *request = sl_decode_requests_find(decode->requests, event->attempt);
+    if (request == NULL || request->generation != event->generation ||
+        request->state == SL_DECODE_RUNNING) {
+        sl_log_warn("ignored transfer event %d for attempt %llu generation %u", (int)event->type,
+                    (unsigned long long)event->attempt, event->generation);
+        return SL_OK;
+    }
+    switch (event->type) {
+    case SL_TRANSFER_COMMITTED:
+        return on_commit(decode, request, &event->commit);
+    case SL_TRANSFER_RELEASED: /* the prefill rank has told the router why */
+        return remove_request(decode, request);
+    default:
+        return fail_request(decode, request, event->status, event->text);
+    }
+}
+
+static bool decode_has_work(void *self)
+{
+    const sl_decode_t *decode = self;
+    return sl_decode_requests_ready(decode->requests);
+}
+
+static void decode_plan(void *self, sl_step_t *step)
+{
+    sl_decode_t *decode = self;
+    sl_decode_requests_plan(decode->requests, step);
+}
+
+static sl_status_t decode_forward(void *self, sl_model_t *model, const sl_batch_t *batch)
+{
+    const sl_decode_t *decode = self;
+    return sl_decode_forward(model, sl_rank_config(decode->rank)->num_hidden_layers, batch);
+}
+
+static sl_status_t give_token(sl_decode_t *decode, sl_decode_request_t *request, int32_t token,
+                              const sl_logprobs_t *logprobs)
+{
+    const sl_sampling_t *sampling = &request->sampling;
+    uint32_t index = request->outputs++;
+    sl_finish_t finish = sl_rule_finish(sl_rank_config(decode->rank), sampling, index, token);
+    request->last_token = token;
+    decode->tokens_out++;
+    SL_TRY(sl_rank_post_token(decode->rank, request->attempt, index, token,
+                              sampling->logprobs >= 0 ? logprobs : NULL, finish));
+    return finish == SL_FINISH_NONE ? SL_OK : remove_request(decode, request);
+}
+
+static sl_status_t decode_finish(void *self, sl_step_t *step)
+{
+    sl_decode_t *decode = self;
+    sl_model_t *model = sl_rank_model(decode->rank);
+    uint32_t count;
+    float *logits;
+    bool wanted = false;
+    sl_decode_request_t **in_step = sl_decode_requests_in_step(decode->requests, &count);
+    for (uint32_t i = 0; i < count; i++) {
+        decode->rows[i] = sl_step_last_row(step, i);
+        sl_rule_make(sl_rank_config(decode->rank), &in_step[i]->sampling, in_step[i]->outputs,
+                     &decode->rules[i]);
+        wanted = wanted || in_step[i]->sampling.logprobs >= 0;
+    }
+    SL_TRY(sl_model_logits(model, decode->rows, count, &logits));
+    SL_TRY(sl_model_sample(model, logits, decode->rules, count, decode->tokens,
+                           wanted ? decode->logprobs : NULL));
+    for (uint32_t i = 0; i < count; i++) {
+        SL_TRY(give_token(decode, in_step[i], decode->tokens[i], &decode->logprobs[i]));
+    }
+    return SL_OK;
+}
+
+static void decode_figures(void *self, sl_msg_heartbeat_t *figures)
+{
+    const sl_decode_t *decode = self;
+    const sl_pages_t *pages = sl_decode_requests_pages(decode->requests);
+    figures->pages_free = sl_pages_count(pages, SL_PAGE_FREE);
+    figures->pages_quiescing = sl_pages_count(pages, SL_PAGE_QUIESCING);
+    figures->running = sl_decode_requests_count(decode->requests);
+    figures->tokens_out = decode->tokens_out;
+}
+
+const sl_rank_ops_t sl_decode_rank_ops = {
+    .on_message = decode_on_message,
+    .on_event = decode_on_event,
+    .has_work = decode_has_work,
+    .plan = decode_plan,
+    .forward = decode_forward,
+    .finish = decode_finish,
+    .figures = decode_figures,
+};

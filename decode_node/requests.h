@@ -1,0 +1,71 @@
+/*
+ * The attempts a decode rank holds and their pages. No network and no arithmetic here. Engine
+ * thread.
+ *
+ *   FILLING ---commit---> RUNNING ---stop, length, cancel---> gone
+ *      |  \---release, writer lost---> gone
+ *      +---cancel---> QUIESCING ---commit, release, writer lost---> gone
+ *
+ * A request takes all pages it can ever need when it is reserved (prompt and max_tokens), so a
+ * running request never waits for memory. Only the prompt's pages are granted to the writer; the
+ * others come back at once when the request is given up.
+ */
+#ifndef SL_DECODE_REQUESTS_H
+#define SL_DECODE_REQUESTS_H
+
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/kv/pages.h"
+#include "common/wire/messages.h"
+#include "node/step.h"
+
+typedef enum { SL_DECODE_FILLING, SL_DECODE_RUNNING, SL_DECODE_QUIESCING } sl_decode_state_t;
+
+typedef struct {
+    uint64_t attempt;
+    uint32_t generation;
+    sl_decode_state_t state;
+    sl_rank_id_t writer;
+    sl_sampling_t sampling;
+    uint32_t prompt_len;
+    uint32_t *pages;
+    uint32_t prompt_pages, page_count;
+    uint32_t outputs;   /* tokens known so far; the first came with the commit */
+    int32_t last_token; /* output outputs - 1: the next step's input */
+} sl_decode_request_t;
+
+typedef struct sl_decode_requests sl_decode_requests_t;
+
+SL_MUST_USE sl_status_t sl_decode_requests_create(uint32_t page_count, uint32_t max_requests,
+                                                  sl_decode_requests_t **requests_p);
+void sl_decode_requests_destroy(sl_decode_requests_t *requests);
+
+/* Takes pages; those of the prompt are FILLING afterwards. SL_ERR_NO_PAGES when pages or places are
+ * short now (not logged). */
+SL_MUST_USE sl_status_t sl_decode_requests_reserve(sl_decode_requests_t *requests,
+                                                   const sl_msg_reserve_t *message,
+                                                   sl_decode_request_t **request_p);
+sl_decode_request_t *sl_decode_requests_find(sl_decode_requests_t *requests, uint64_t attempt);
+
+/* FILLING -> RUNNING: the latents are complete. */
+void sl_decode_requests_start(sl_decode_requests_t *requests, sl_decode_request_t *request,
+                              int32_t first_token);
+
+/* FILLING -> QUIESCING: given up while the writer may write. */
+void sl_decode_requests_quiesce(sl_decode_requests_t *requests, sl_decode_request_t *request);
+
+/* Frees the request and its pages; nobody can write to them any more. */
+void sl_decode_requests_remove(sl_decode_requests_t *requests, sl_decode_request_t *request);
+
+bool sl_decode_requests_ready(const sl_decode_requests_t *requests);
+
+/* Adds one row for each running request, at most what fits; sl_decode_requests_in_step() lists them
+ * in step order. */
+void sl_decode_requests_plan(sl_decode_requests_t *requests, sl_step_t *step);
+sl_decode_request_t **sl_decode_requests_in_step(sl_decode_requests_t *requests, uint32_t *count_p);
+
+uint32_t sl_decode_requests_count(const sl_decode_requests_t *requests);
+const sl_pages_t *sl_decode_requests_pages(const sl_decode_requests_t *requests);
+
+#endif

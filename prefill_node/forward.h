@@ -1,0 +1,26 @@
+/*
+ * The prefill pool's forward pass: unabsorbed attention by default, absorbed as the baseline it is
+ * measured against. After each run of layers the caller is told, so that finished latents can leave
+ * while later layers are computed. Engine thread; blocking.
+ */
+#ifndef SL_PREFILL_FORWARD_H
+#define SL_PREFILL_FORWARD_H
+
+#include "common/base/status.h"
+#include "kernels/layers/model.h"
+
+typedef enum { SL_MLA_UNABSORBED, SL_MLA_ABSORBED } sl_mla_prefill_t;
+
+typedef struct {
+    sl_mla_prefill_t mla;
+    uint32_t layers;      /* of the model */
+    uint32_t push_layers; /* tell the caller every so many layers; 0: only after the last */
+    /* Latents of layers [begin, end) of all rows are final and in the pages. */
+    sl_status_t (*layers_done)(void *arg, uint32_t begin, uint32_t end);
+    void *arg;
+} sl_prefill_forward_t;
+
+SL_MUST_USE sl_status_t sl_prefill_forward(const sl_prefill_forward_t *forward, sl_model_t *model,
+                                           const sl_batch_t *batch);
+
+#endif
