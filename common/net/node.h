@@ -17,12 +17,19 @@
 typedef struct sl_node sl_node_t;
 
 typedef struct {
-    const char *router;         /* "tcp://host:port" of the router's node socket */
-    sl_msg_hello_t hello;       /* copied deeply */
+    const char *router;           /* "tcp://host:port" of the router's node socket */
+    sl_msg_hello_t hello;         /* copied deeply */
     uint64_t register_timeout_us; /* without a welcome for this long sl_node_wait_welcome() fails;
                                      0: 30 s */
-    size_t ring_items;          /* 0: 4096 */
+    uint64_t post_timeout_us;     /* sl_node_post() waits this long for room; 0: 10 s */
+    size_t ring_items;            /* 0: 4096 */
 } sl_node_params_t;
+
+typedef struct {
+    uint64_t sent, received; /* messages of any type */
+    uint64_t registrations;  /* welcomes after a hello of ours: 1, and 1 for each time again */
+    uint64_t undecodable;    /* frames of the router that were refused here */
+} sl_node_stats_t;
 
 /* Starts the net thread and says hello. */
 SL_MUST_USE sl_status_t sl_node_create(const sl_node_params_t *params, sl_node_t **node_p);
@@ -35,7 +42,9 @@ void sl_node_destroy(sl_node_t *node);
 SL_MUST_USE sl_status_t sl_node_wait_welcome(sl_node_t *node);
 
 /* Engine: queues a copy of `message` for the router, encoded here. Blocks only while the ring is
- * full (back-pressure), at most 10 s, then SL_ERR_TIMEOUT. */
+ * full (back-pressure), at most 10 s, then SL_ERR_TIMEOUT. Nothing but hellos leaves before the
+ * router's welcome, and after a lost connection nothing before the next one; frames on the way when
+ * a connection breaks are lost. */
 SL_MUST_USE sl_status_t sl_node_post(sl_node_t *node, const sl_message_t *message);
 
 /* Engine: the next message from the router, or NULL. The caller frees it with
@@ -58,5 +67,8 @@ bool sl_node_group_failed(const sl_node_t *node);
 /* Any thread: whether the router has acknowledged a heartbeat within the lease. */
 bool sl_node_lease_valid(const sl_node_t *node);
 uint64_t sl_node_lease_us(const sl_node_t *node);
+
+/* Any thread: figures so far, each by itself exact. */
+sl_node_stats_t sl_node_stats(const sl_node_t *node);
 
 #endif

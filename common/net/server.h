@@ -3,7 +3,8 @@
  *
  * ZeroMQ's ROUTER drops silently by default; this endpoint does not: ROUTER_MANDATORY is set, every
  * send is DONTWAIT, and what a slow peer cannot take yet waits in a bounded queue of that peer.
- * A peer over its bound, or gone, is reported to the caller, who decides what that means.
+ * A peer over its bound, or gone, is reported to the caller, who decides what that means. ZeroMQ
+ * lets go of a lost connection only while its input is read, so keep calling sl_server_receive().
  */
 #ifndef SL_NET_SERVER_H
 #define SL_NET_SERVER_H
@@ -20,10 +21,10 @@ typedef struct {
 } sl_peer_key_t;
 
 typedef struct {
-    const char *bind;         /* "tcp://0.0.0.0:5550"; port 0 or "*": any free one */
-    const char *name;         /* in error texts: "client socket" */
-    sl_wire_limits_t limits;  /* zeroed: sl_wire_limits_default */
-    size_t peer_queue_bytes;  /* a peer's waiting bytes at most; 0: 64 MiB */
+    const char *bind;        /* "tcp://0.0.0.0:5550"; port 0 or "*": any free one */
+    const char *name;        /* in error texts: "client socket" */
+    sl_wire_limits_t limits; /* zeroed: sl_wire_limits_default */
+    size_t peer_queue_bytes; /* a peer's waiting bytes at most; 0: 64 MiB */
 } sl_server_params_t;
 
 /* SL_ERR_IO "client socket: cannot bind tcp://...: Address already in use". */

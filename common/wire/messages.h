@@ -23,8 +23,7 @@
 #define SL_REQUEST_ID_BYTES 64        /* client-chosen request id, terminating 0 included */
 #define SL_NAME_BYTES 128             /* model names, states, codes, terminating 0 included */
 #define SL_TEXT_BYTES 1024            /* error texts, terminating 0 included */
-#define SL_LOGPROBS_ENTRIES_MAX 65536 /* logprobs entries of one message; longer ones are cut up   \
-                                       */
+#define SL_LOGPROBS_ENTRIES_MAX 65536 /* entries of one message; more are sent in pieces */
 
 typedef enum { SL_POOL_PREFILL = 0, SL_POOL_DECODE = 1 } sl_pool_t;       /* "prefill", "decode" */
 typedef enum { SL_ATTENTION_DP = 0, SL_ATTENTION_TP = 1 } sl_attention_t; /* "dp", "tp" */

@@ -1,0 +1,321 @@
+/*
+ * The engine's side of a node, and its making and ending.
+ *
+ * The engine meets the net thread only in the two rings, in atomics, and in three eventfds: stop,
+ * state (wakes whoever waits for the welcome) and room (wakes a poster that found the ring full).
+ */
+#include "common/net/node.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/net/node_state.h"
+#include "common/net/socket.h"
+
+#define DEFAULT_REGISTER_US 30000000u
+#define DEFAULT_POST_US 10000000u
+#define DEFAULT_RING_ITEMS 4096
+#define RECONNECT_MS 100
+#define RECONNECT_MAX_MS 1000
+#define MONITOR_ADDRESS "inproc://monitor"
+#define POST_POLL_MS 20 /* bounds the wait should a wake-up be missed; see wait_for_room() */
+
+void sl_node_signal(int fd)
+{
+    uint64_t one = 1;
+    ssize_t written = write(fd, &one, sizeof(one));
+    (void)written; /* fails only when the counter is full, that is, already readable */
+}
+
+void sl_node_frame_free(sl_bytes_t *frame)
+{
+    if (frame != NULL) {
+        free(frame->data);
+        free(frame);
+    }
+}
+
+/* ---- making ---- */
+
+/* ZMQ_IMMEDIATE: frames wait in our ring, where they are counted, and not in ZeroMQ's queue for a
+ * router that may never come. The monitor tells when a connection stands or is lost. */
+static sl_status_t open_socket(sl_node_t *node)
+{
+    const char *name = node->name;
+    SL_TRY(sl_socket_open(node->context, ZMQ_DEALER, name, &sl_wire_limits_default, &node->socket));
+    SL_TRY(sl_socket_set(node->socket, name, ZMQ_IMMEDIATE, 1));
+    SL_TRY(sl_socket_set(node->socket, name, ZMQ_RECONNECT_IVL, RECONNECT_MS));
+    SL_TRY(sl_socket_set(node->socket, name, ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX_MS));
+    int events = ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED;
+    node->monitor = zmq_socket(node->context, ZMQ_PAIR);
+    if (node->monitor == NULL || zmq_socket_monitor(node->socket, MONITOR_ADDRESS, events) != 0 ||
+        zmq_connect(node->monitor, MONITOR_ADDRESS) != 0) {
+        return sl_error(SL_ERR_IO, "%s: cannot watch the connection: %s", name,
+                        zmq_strerror(errno));
+    }
+    if (zmq_connect(node->socket, node->address) != 0) {
+        return sl_error(SL_ERR_IO, "%s: cannot connect to the router at %s: %s", name,
+                        node->address, zmq_strerror(errno));
+    }
+    return SL_OK;
+}
+
+static sl_status_t encode_hello(sl_node_t *node, const sl_msg_hello_t *hello)
+{
+    sl_message_t message = {.type = SL_MSG_HELLO, .hello = *hello};
+    return sl_message_encode(&message, &node->hello_frame);
+}
+
+static sl_status_t open_meeting_points(sl_node_t *node, size_t ring_items)
+{
+    ring_items = ring_items != 0 ? ring_items : DEFAULT_RING_ITEMS;
+    SL_TRY(sl_ring_create(ring_items, &node->outgoing));
+    SL_TRY(sl_ring_create(ring_items, &node->incoming));
+    node->stop_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    node->state_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    node->room_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (node->stop_fd < 0 || node->state_fd < 0 || node->room_fd < 0) {
+        return sl_error(SL_ERR_IO, "%s: cannot open an eventfd: %s", node->name, strerror(errno));
+    }
+    return SL_OK;
+}
+
+static sl_status_t node_start(sl_node_t *node, const sl_node_params_t *params)
+{
+    SL_TRY(open_meeting_points(node, params->ring_items));
+    SL_TRY(encode_hello(node, &params->hello));
+    node->context = zmq_ctx_new();
+    if (node->context == NULL) {
+        return sl_error(SL_ERR_IO, "%s: cannot start zeromq: %s", node->name, zmq_strerror(errno));
+    }
+    SL_TRY(open_socket(node));
+    int failed = pthread_create(&node->thread, NULL, sl_node_link_run, node);
+    if (failed != 0) {
+        return sl_error(SL_ERR_IO, "%s: cannot start the net thread: %s", node->name,
+                        strerror(failed));
+    }
+    node->thread_started = true;
+    return SL_OK;
+}
+
+sl_status_t sl_node_create(const sl_node_params_t *params, sl_node_t **node_p)
+{
+    sl_node_t *node = calloc(1, sizeof(*node));
+    if (node == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "node: no memory");
+    }
+    node->stop_fd = node->state_fd = node->room_fd = -1;
+    sl_rank_name(&params->hello.rank, node->name);
+    snprintf(node->address, sizeof(node->address), "%s", params->router);
+    node->incarnation = params->hello.rank.incarnation;
+    node->register_timeout_us =
+        params->register_timeout_us != 0 ? params->register_timeout_us : DEFAULT_REGISTER_US;
+    node->post_timeout_us =
+        params->post_timeout_us != 0 ? params->post_timeout_us : DEFAULT_POST_US;
+    sl_status_t status = node_start(node, params);
+    if (status != SL_OK) {
+        sl_node_destroy(node);
+        return status;
+    }
+    *node_p = node;
+    return SL_OK;
+}
+
+/* ---- ending ---- */
+
+static void close_sockets(sl_node_t *node)
+{
+    if (node->socket != NULL) {
+        zmq_socket_monitor(node->socket, NULL, 0);
+        zmq_close(node->socket);
+    }
+    if (node->monitor != NULL) {
+        zmq_close(node->monitor);
+    }
+    if (node->context != NULL) {
+        zmq_ctx_term(node->context); /* at most the linger time */
+    }
+}
+
+static void close_meeting_points(sl_node_t *node)
+{
+    int fds[] = {node->stop_fd, node->state_fd, node->room_fd};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++) {
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+    }
+    for (void *item; node->outgoing != NULL && (item = sl_ring_pop(node->outgoing)) != NULL;) {
+        sl_node_frame_free(item);
+    }
+    for (void *item; node->incoming != NULL && (item = sl_ring_pop(node->incoming)) != NULL;) {
+        sl_node_message_free(item);
+    }
+    sl_ring_destroy(node->outgoing);
+    sl_ring_destroy(node->incoming);
+}
+
+void sl_node_destroy(sl_node_t *node)
+{
+    if (node == NULL) {
+        return;
+    }
+    if (node->thread_started) {
+        sl_node_signal(node->stop_fd);
+        pthread_join(node->thread, NULL);
+    }
+    sl_node_frame_free(node->link.outgoing);
+    sl_node_message_free(node->link.incoming);
+    close_sockets(node);
+    close_meeting_points(node);
+    free(node->hello_frame.data);
+    free(node);
+}
+
+/* ---- engine ---- */
+
+/* Waits until `fd` is readable or `until_us` is reached. */
+static bool wait_readable(int fd, uint64_t until_us)
+{
+    for (;;) {
+        uint64_t now_us = sl_now_us();
+        uint64_t left_ms = now_us < until_us ? (until_us - now_us + 999) / 1000 : 0;
+        struct pollfd item = {.fd = fd, .events = POLLIN};
+        int ready = poll(&item, 1, left_ms < 1000 ? (int)left_ms : 1000);
+        if (ready > 0) {
+            return true;
+        }
+        if (left_ms == 0 && (ready == 0 || errno != EINTR)) {
+            return false;
+        }
+    }
+}
+
+sl_status_t sl_node_wait_welcome(sl_node_t *node)
+{
+    bool decided = wait_readable(node->state_fd, sl_now_us() + node->register_timeout_us);
+    if (!decided) {
+        return sl_error(SL_ERR_TIMEOUT,
+                        "%s: no welcome from the router at %s within %" PRIu64 " ms", node->name,
+                        node->address, node->register_timeout_us / 1000);
+    }
+    if (atomic_load(&node->state) == SL_NODE_REFUSED) {
+        return sl_error(SL_ERR_REFUSED, "%s: refused by the router at %s: %s: %s", node->name,
+                        node->address, node->refusal.code, node->refusal.message);
+    }
+    return SL_OK;
+}
+
+/*
+ * The flag goes up, then the ring is tried again by the caller's loop; the net thread pops, then
+ * reads the flag. Without a full fence between its two steps it may read the flag too early, so
+ * the wait is cut into short pieces instead of relying on the wake-up alone.
+ */
+static void wait_for_room(sl_node_t *node)
+{
+    struct pollfd item = {.fd = node->room_fd, .events = POLLIN};
+    uint64_t count;
+    poll(&item, 1, POST_POLL_MS);
+    ssize_t got = read(node->room_fd, &count, sizeof(count));
+    (void)got; /* empty is fine */
+}
+
+static sl_status_t push_frame(sl_node_t *node, sl_bytes_t *frame, sl_message_type_t type)
+{
+    uint64_t until_us = sl_now_us() + node->post_timeout_us;
+    while (sl_ring_push(node->outgoing, frame) != SL_OK) {
+        if (sl_now_us() >= until_us) {
+            return sl_error(SL_ERR_TIMEOUT,
+                            "%s: no room to queue a %s message for the router at %s"
+                            " within %" PRIu64 " ms",
+                            node->name, sl_message_type_name(type), node->address,
+                            node->post_timeout_us / 1000);
+        }
+        atomic_store(&node->poster_waits, true);
+        wait_for_room(node);
+    }
+    return SL_OK;
+}
+
+sl_status_t sl_node_post(sl_node_t *node, const sl_message_t *message)
+{
+    sl_bytes_t *frame = calloc(1, sizeof(*frame));
+    if (frame == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "%s: no memory for a frame", node->name);
+    }
+    sl_status_t status = sl_message_encode(message, frame);
+    if (status == SL_OK) {
+        status = push_frame(node, frame, message->type);
+    }
+    if (status != SL_OK) {
+        sl_node_frame_free(frame);
+    }
+    return status;
+}
+
+sl_message_t *sl_node_take(sl_node_t *node)
+{
+    return sl_ring_pop(node->incoming);
+}
+
+void sl_node_message_free(sl_message_t *message)
+{
+    if (message != NULL) {
+        sl_message_destroy(message);
+        free(message);
+    }
+}
+
+int sl_node_fd(const sl_node_t *node)
+{
+    return sl_ring_fd(node->incoming);
+}
+
+void sl_node_clear(sl_node_t *node)
+{
+    sl_ring_clear(node->incoming);
+}
+
+void sl_node_publish(sl_node_t *node, const sl_msg_heartbeat_t *figures)
+{
+    sl_node_figures_t *to = &node->figures;
+    atomic_store_explicit(&to->progress, figures->progress, memory_order_relaxed);
+    atomic_store_explicit(&to->busy, figures->busy, memory_order_relaxed);
+    atomic_store_explicit(&to->pages_free, figures->pages_free, memory_order_relaxed);
+    atomic_store_explicit(&to->pages_quiescing, figures->pages_quiescing, memory_order_relaxed);
+    atomic_store_explicit(&to->running, figures->running, memory_order_relaxed);
+    atomic_store_explicit(&to->queued_tokens, figures->queued_tokens, memory_order_relaxed);
+    atomic_store_explicit(&to->tokens_out, figures->tokens_out, memory_order_relaxed);
+}
+
+bool sl_node_group_failed(const sl_node_t *node)
+{
+    return atomic_load(&node->group_failed);
+}
+
+bool sl_node_lease_valid(const sl_node_t *node)
+{
+    return sl_now_us() < atomic_load(&node->lease_until_us);
+}
+
+uint64_t sl_node_lease_us(const sl_node_t *node)
+{
+    return atomic_load(&node->lease_us);
+}
+
+sl_node_stats_t sl_node_stats(const sl_node_t *node)
+{
+    return (sl_node_stats_t){
+        .sent = atomic_load(&node->sent),
+        .received = atomic_load(&node->received),
+        .registrations = atomic_load(&node->registrations),
+        .undecodable = atomic_load(&node->undecodable),
+    };
+}
