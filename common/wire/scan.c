@@ -128,7 +128,7 @@ sl_status_t sl_scan_value(const uint8_t *data, size_t size, const sl_wire_limits
     scan_t scan = {
         .data = data, .size = size, .at = *at_p, .limits = limits, .owed = 1, .quiet = quiet};
     while (scan.owed > 0) {
-        head_t head;
+        head_t head = {HEAD_BAD, 0, 0};
         SL_TRY(scan_head(&scan, &head));
         scan.owed--;
         if (scan.depth > 0) {
