@@ -254,6 +254,12 @@ static sl_status_t wait_all(sl_group_t *group)
         if (waited_us >= group->params.timeout_us) {
             return fail_timeout(group);
         }
+        if (yields == YIELDS_MAX && group->params.give_up != NULL &&
+            group->params.give_up(group->params.give_up_arg)) {
+            return fail(group, sl_error(SL_ERR_CANCELED, "group rank %u at %s %llu: given up",
+                                        group->params.rank, op_name(group->op),
+                                        (unsigned long long)group->sequence));
+        }
         idle(group, waited_us, &yields);
     }
     if (group->mismatch >= 0) {

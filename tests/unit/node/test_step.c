@@ -1,0 +1,118 @@
+/* The step list, the batch made from it, and the plan as bytes. */
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "node/step.h"
+
+#define STRIDE 8
+
+static sl_step_t *make(uint32_t rows, uint32_t requests)
+{
+    sl_step_t *step = NULL;
+    assert_int_equal(sl_step_create(rows, requests, STRIDE, 2, &step), SL_OK);
+    return step;
+}
+
+static void fill_two(sl_step_t *step)
+{
+    const int32_t first[3] = {10, 11, 12}, second[1] = {20};
+    const uint32_t first_pages[3] = {7, 3, 9}, second_pages[3] = {4, 5, 6};
+    sl_step_add(step, first, 3, 63, first_pages, 3);
+    sl_step_add(step, second, 1, 128, second_pages, 3);
+}
+
+static void check_two(sl_step_t *step)
+{
+    const uint32_t rank_rows[2] = {4, 1};
+    const sl_batch_t *batch = sl_step_batch(step, rank_rows);
+    const int32_t tokens[4] = {10, 11, 12, 20}, positions[4] = {63, 64, 65, 128};
+    const int64_t slots[4] = {7 * 64 + 63, 3 * 64, 3 * 64 + 1, 6 * 64};
+    assert_int_equal(batch->rows, 4);
+    assert_int_equal(batch->requests, 2);
+    assert_memory_equal(batch->tokens, tokens, sizeof(tokens));
+    assert_memory_equal(batch->positions, positions, sizeof(positions));
+    assert_memory_equal(batch->slots, slots, sizeof(slots));
+    assert_int_equal(batch->row_begin[1], 3);
+    assert_int_equal(batch->row_begin[2], 4);
+    assert_int_equal(batch->block_table[0], 7);
+    assert_int_equal(batch->block_table[1], 3);
+    assert_int_equal(batch->block_table[STRIDE + 2], 6);
+    assert_int_equal(batch->rank_rows[1], 1);
+    assert_int_equal(sl_step_first_row(step, 1), 3);
+    assert_int_equal(sl_step_last_row(step, 0), 2);
+}
+
+static void test_batch(void **state)
+{
+    (void)state;
+    sl_step_t *step = make(16, 2);
+    fill_two(step);
+    check_two(step);
+    assert_true(sl_step_full(step)); /* both requests' places are taken */
+    assert_int_equal(sl_step_rows_left(step), 12);
+    sl_step_clear(step);
+    assert_int_equal(sl_step_rows(step), 0);
+    assert_false(sl_step_full(step));
+    sl_step_destroy(step);
+}
+
+static void test_plan_round_trip(void **state)
+{
+    (void)state;
+    sl_step_t *from = make(16, 4), *to = make(16, 4);
+    const void *plan;
+    uint32_t bytes;
+    fill_two(from);
+    sl_step_plan(from, &plan, &bytes);
+    assert_true(bytes <= sl_step_plan_max(from));
+    assert_int_equal(sl_step_set_plan(to, plan, bytes), SL_OK);
+    check_two(to);
+    sl_step_destroy(from);
+    sl_step_destroy(to);
+}
+
+/* Whatever the bytes say, a plan that is not one is refused and leaves the step empty. */
+static void test_plan_damaged(void **state)
+{
+    (void)state;
+    sl_step_t *from = make(16, 4), *to = make(16, 4);
+    const void *plan;
+    uint32_t bytes;
+    fill_two(from);
+    sl_step_plan(from, &plan, &bytes);
+    int32_t *copy = malloc(bytes);
+    for (uint32_t cut = 0; cut < bytes; cut++) {
+        assert_int_equal(sl_step_set_plan(to, plan, cut), SL_ERR_DESYNC);
+    }
+    const int32_t values[] = {-1, 0, 17, INT32_MAX, INT32_MIN};
+    for (uint32_t word = 0; word < 9; word++) { /* head and both entries */
+        for (size_t v = 0; v < sizeof(values) / sizeof(values[0]); v++) {
+            memcpy(copy, plan, bytes);
+            bool harmless = word >= 3 && (word - 3) % 3 == 0 && (values[v] == 0 || values[v] == 17);
+            if (copy[word] == values[v] || harmless) {
+                continue; /* an earlier first position is a plan too */
+            }
+            copy[word] = values[v];
+            assert_int_equal(sl_step_set_plan(to, copy, bytes), SL_ERR_DESYNC);
+            assert_int_equal(sl_step_rows(to), 0);
+        }
+    }
+    free(copy);
+    sl_step_destroy(from);
+    sl_step_destroy(to);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_plan_round_trip),
+        cmocka_unit_test(test_plan_damaged),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
