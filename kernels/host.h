@@ -1,0 +1,82 @@
+/*
+ * What the two CPU backends (ref, cpu) share because their device memory is host memory: memory
+ * with an honest error, its size, and weights converted to f32. Header-only, since both backends
+ * are separate libraries below this folder's.
+ */
+#ifndef SL_KERNELS_HOST_H
+#define SL_KERNELS_HOST_H
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/status.h"
+#include "kernels/convert.h"
+#include "kernels/ops.h"
+
+#define SL_HOST_ALIGN 256
+
+/* MemAvailable and MemTotal of /proc/meminfo. SL_ERR_IO. */
+static inline sl_status_t sl_host_memory(uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    FILE *file = fopen("/proc/meminfo", "r");
+    if (file == NULL) {
+        return sl_error(SL_ERR_IO, "/proc/meminfo: %s", strerror(errno));
+    }
+    char line[256];
+    uint64_t available_kib = 0, total_kib = 0;
+    while (fgets(line, sizeof(line), file) != NULL) {
+        (void)sscanf(line, "MemAvailable: %" SCNu64, &available_kib);
+        (void)sscanf(line, "MemTotal: %" SCNu64, &total_kib);
+    }
+    fclose(file);
+    if (total_kib == 0) {
+        return sl_error(SL_ERR_IO, "/proc/meminfo: no MemTotal line");
+    }
+    *free_bytes = available_kib * 1024;
+    *total_bytes = total_kib * 1024;
+    return SL_OK;
+}
+
+/* Memory is checked against what is available first: Linux would grant it, and kill later. */
+static inline sl_status_t sl_host_alloc(size_t bytes, const char *what, void **memory_p)
+{
+    uint64_t free_bytes = 0, total_bytes = 0;
+    SL_TRY(sl_host_memory(&free_bytes, &total_bytes));
+    void *memory = NULL;
+    if (bytes <= free_bytes) {
+        size_t rounded = (bytes + SL_HOST_ALIGN) / SL_HOST_ALIGN * SL_HOST_ALIGN;
+        memory = aligned_alloc(SL_HOST_ALIGN, rounded);
+    }
+    if (memory == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "%s: %zu bytes asked, %" PRIu64 " free of %" PRIu64, what,
+                        bytes, free_bytes, total_bytes);
+    }
+    *memory_p = memory;
+    return SL_OK;
+}
+
+static inline void sl_host_load_weight(float *to, const sl_weight_source_t *source)
+{
+    const unsigned char *from = source->data;
+    size_t row_bytes = source->row_stride * sl_dtype_bytes(source->dtype);
+    if (source->row_stride == 0) {
+        row_bytes = source->columns * sl_dtype_bytes(source->dtype);
+    }
+    for (uint64_t row = 0; row < source->rows; row++) {
+        sl_convert_to_f32(to + row * source->columns, from + row * row_bytes, source->dtype,
+                          source->columns);
+    }
+}
+
+/* First element of a cached token of one layer. Latent cache: [page][layer][page_tokens][width]. */
+static inline float *sl_host_cached_token(const sl_cache_t *cache, uint32_t layer, uint64_t page,
+                                          uint32_t offset)
+{
+    return (float *)cache->base +
+           ((page * cache->layers + layer) * cache->page_tokens + offset) * cache->width;
+}
+
+#endif
