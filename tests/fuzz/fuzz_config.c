@@ -3,13 +3,11 @@
  * through is used the way the loader uses it, so that a hole in the checks shows as a crash here.
  */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 #include "common/base/log.h"
 #include "common/model/config.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -2,13 +2,11 @@
  * Any bytes as a .safetensors file: an error, or tensors that tile the data exactly. Every byte of
  * every tensor is read, so that an offset outside of the file is a crash.
  */
-#include <stdint.h>
 #include <string.h>
 
 #include "common/base/log.h"
 #include "common/model/safetensors.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
