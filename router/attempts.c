@@ -206,9 +206,10 @@ void sl_request_attempt_lost(sl_requests_t *requests, sl_request_t *request, con
 }
 
 /* A rank has broken the rules of a stream: its fault, and worth an error line. */
-__attribute__((format(printf, 4, 5))) static void
-attempt_broken(sl_requests_t *requests, sl_attempt_t *attempt, const sl_rank_t *rank,
-               const char *format, ...)
+__attribute__((format(printf, 4, 5))) static void attempt_broken(sl_requests_t *requests,
+                                                                 sl_attempt_t *attempt,
+                                                                 const sl_rank_t *rank,
+                                                                 const char *format, ...)
 {
     char detail[256], name[32], text[384];
     va_list args;
@@ -233,8 +234,8 @@ static bool deliver(sl_requests_t *requests, sl_attempt_t *attempt, const sl_ran
     uint64_t end = (uint64_t)tokens->index + tokens->token_count;
     if (tokens->index != attempt->next_index || end > max_tokens) {
         attempt_broken(requests, attempt, rank,
-                       "positions %u to %" PRIu64 ", expected %" PRIu64 " next and max_tokens %"
-                       PRIu64 " in all",
+                       "positions %u to %" PRIu64 ", expected %" PRIu64
+                       " next and max_tokens %" PRIu64 " in all",
                        tokens->index, end - 1, attempt->next_index, max_tokens);
         return false;
     }
@@ -300,12 +301,13 @@ static void deliver_held(sl_requests_t *requests, sl_attempt_t *attempt, const s
     }
 }
 
-/* A side that lets go while the request still needs it has lost the attempt. */
+/* Nobody is left to finish the request. A decode rank alone may release before the client has been
+ * told why: the reason, a finish or a failure, then comes from the prefill rank on its own socket,
+ * and before that rank's `released`. */
 static void check_sides(sl_requests_t *requests, sl_attempt_t *attempt, const sl_rank_t *rank)
 {
-    bool first_token = attempt->next_index > 0;
-    sl_pool_t needed = first_token ? SL_POOL_DECODE : SL_POOL_PREFILL;
-    if (attempt->request != NULL && attempt->sides[needed].rank == NULL) {
+    bool decoding = attempt->next_index > 0 && attempt->sides[SL_POOL_DECODE].rank != NULL;
+    if (attempt->request != NULL && attempt->sides[SL_POOL_PREFILL].rank == NULL && !decoding) {
         attempt_broken(requests, attempt, rank, "released after %" PRIu64 " tokens, unfinished",
                        attempt->next_index);
     }
@@ -319,12 +321,9 @@ static void first_token(sl_requests_t *requests, sl_attempt_t *attempt, sl_rank_
     }
     queue_leave(attempt);
     requests->schedule_needed = true;
-    /* The decode rank may have released already, which then shows that it gave up. */
-    sl_rank_t *decode = attempt->sides[SL_POOL_DECODE].rank;
+    /* The decode rank may have released by now; its tokens still count. */
+    const sl_rank_t *decode = attempt->sides[SL_POOL_DECODE].rank;
     deliver_held(requests, attempt, decode != NULL ? decode : rank);
-    if (attempt->request != NULL) {
-        check_sides(requests, attempt, decode != NULL ? decode : rank);
-    }
 }
 
 /* The request an attempt's message is for, or NULL when there is none any more. A rank that works
@@ -406,8 +405,7 @@ void sl_requests_failed(sl_requests_t *requests, sl_rank_t *rank, const sl_msg_f
     if (side == NULL) {
         char name[32];
         sl_log_debug("%s: attempt %" PRIu64 ", which is unknown, failed: %s: %s",
-                     sl_rank_name(&rank->id, name), failed->attempt, failed->code,
-                     failed->message);
+                     sl_rank_name(&rank->id, name), failed->attempt, failed->code, failed->message);
         return;
     }
     sl_attempt_t *attempt = side->attempt;
@@ -463,15 +461,12 @@ void sl_requests_released(sl_requests_t *requests, sl_rank_t *rank, uint64_t att
     side_give(requests, side);
     if (attempt->request == NULL) {
         attempt_drop_if_over(requests, attempt);
-    } else if (rank->id.pool == SL_POOL_PREFILL || attempt->next_index > 0) {
+    } else {
         check_sides(requests, attempt, rank);
     }
-    /* Else a decode rank released before the first token came: the prefill rank has finished the
-     * request by that token, which is still on its way, or first_token() will tell otherwise. */
 }
 
-void sl_requests_rank_lost(sl_requests_t *requests, sl_rank_t *rank, bool gone,
-                           const char *reason)
+void sl_requests_rank_lost(sl_requests_t *requests, sl_rank_t *rank, bool gone, const char *reason)
 {
     if (gone) {
         sl_holds_forget_rank(requests, rank);
@@ -484,8 +479,8 @@ void sl_requests_rank_lost(sl_requests_t *requests, sl_rank_t *rank, bool gone,
         }
         side_give(requests, side);
         if (attempt->request != NULL) {
-            sl_request_attempt_lost(requests, attempt->request,
-                                    sl_status_name(SL_ERR_UNREACHABLE), reason);
+            sl_request_attempt_lost(requests, attempt->request, sl_status_name(SL_ERR_UNREACHABLE),
+                                    reason);
         } else {
             attempt_drop_if_over(requests, attempt);
         }
@@ -499,9 +494,8 @@ static void check_silence(sl_requests_t *requests, sl_attempt_t *attempt, uint64
 {
     if (attempt->request != NULL && silent_us >= requests->params.silence_ms * 1000) {
         char text[160];
-        snprintf(text, sizeof(text),
-                 "nothing was heard of attempt %" PRIu64 " for %" PRIu64 " ms", attempt->id,
-                 silent_us / 1000);
+        snprintf(text, sizeof(text), "nothing was heard of attempt %" PRIu64 " for %" PRIu64 " ms",
+                 attempt->id, silent_us / 1000);
         sl_request_attempt_lost(requests, attempt->request, sl_status_name(SL_ERR_TIMEOUT), text);
     } else if (attempt->request == NULL && silent_us >= LEAK_WARN_US &&
                sl_log_allowed(&requests->leak_log_us, LEAK_WARN_US)) {

@@ -32,7 +32,8 @@ static sl_status_t check_counts(const sl_sampling_t *sampling)
         return sl_error(SL_ERR_INVALID, "max_tokens is 0, expected at least 1");
     }
     if (sampling->min_tokens > sampling->max_tokens) {
-        return sl_error(SL_ERR_INVALID, "min_tokens is %u, expected at most max_tokens, which is %u",
+        return sl_error(SL_ERR_INVALID,
+                        "min_tokens is %u, expected at most max_tokens, which is %u",
                         sampling->min_tokens, sampling->max_tokens);
     }
     if (sampling->logprobs < -1 || sampling->logprobs > SL_TOP_LOGPROBS_MAX) {
@@ -55,8 +56,9 @@ static sl_status_t check_vocabulary(const char *what, const int32_t *tokens, siz
 {
     for (size_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || (vocab_size != 0 && (uint64_t)tokens[i] >= vocab_size)) {
-            return sl_error(SL_ERR_INVALID, "%s[%zu] is %d, outside the vocabulary (%" PRIu64
-                            " ids, from 0)", what, i, tokens[i], vocab_size);
+            return sl_error(SL_ERR_INVALID,
+                            "%s[%zu] is %d, outside the vocabulary (%" PRIu64 " ids, from 0)", what,
+                            i, tokens[i], vocab_size);
         }
     }
     return SL_OK;
@@ -109,8 +111,7 @@ sl_status_t sl_check_generate(const sl_msg_generate_t *generate, const sl_check_
     }
     SL_TRY(check_probabilities(sampling));
     SL_TRY(check_counts(sampling));
-    SL_TRY(check_vocabulary("tokens", generate->tokens, generate->token_count,
-                            limits->vocab_size));
+    SL_TRY(check_vocabulary("tokens", generate->tokens, generate->token_count, limits->vocab_size));
     SL_TRY(check_vocabulary("stop_token_ids", sampling->stop_token_ids, sampling->stop_count,
                             limits->vocab_size));
     return check_room(generate, limits);

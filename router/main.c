@@ -34,7 +34,8 @@ static const sl_option_t option_table[] = {
      NULL},
     {"lease-ms", SL_OPTION_U64, ROUTER(lease_ms), "5000",
      "A rank without an answer to its heartbeats for this many milliseconds, or for dead-ms if "
-     "that is less, stops writing to peers.", 50, 3600000, NULL},
+     "that is less, stops writing to peers.",
+     50, 3600000, NULL},
     {"max-ranks", SL_OPTION_U64, ROUTER(max_ranks), "1024", "Registered ranks at most.", 1, 65536,
      NULL},
     {"max-clients", SL_OPTION_U64, ROUTER(max_clients), "4096",
@@ -52,8 +53,8 @@ static const sl_option_t option_table[] = {
     {"queue-timeout-ms", SL_OPTION_U64, ROUTER(queue_timeout_ms), "600000",
      "A request waits for room for this many milliseconds at most.", 1, 86400000, NULL},
     {"silence-ms", SL_OPTION_U64, ROUTER(silence_ms), "600000",
-     "A placed request of which nothing is heard for this many milliseconds is lost.", 1,
-     86400000, NULL},
+     "A placed request of which nothing is heard for this many milliseconds is lost.", 1, 86400000,
+     NULL},
     {"log-level", SL_OPTION_CHOICE, offsetof(options_t, log_level), "info",
      "Least level of the lines logged.", 0, 0, "debug|info|warn|error"},
 };
@@ -89,17 +90,16 @@ static sl_status_t check_options(const options_t *options)
 {
     const sl_router_params_t *params = &options->router;
     if (params->dead_ms < 2 * params->heartbeat_ms) {
-        return sl_error(SL_ERR_CONFIG,
-                        "dead-ms is %llu, expected at least twice heartbeat-ms, which is %llu",
-                        (unsigned long long)params->dead_ms,
-                        (unsigned long long)params->heartbeat_ms);
+        return sl_error(
+            SL_ERR_CONFIG, "dead-ms is %llu, expected at least twice heartbeat-ms, which is %llu",
+            (unsigned long long)params->dead_ms, (unsigned long long)params->heartbeat_ms);
     }
     return SL_OK;
 }
 
 static sl_status_t run(const options_t *options)
 {
-    int signals;
+    int signals = -1;
     sl_router_t *router;
     SL_TRY(check_options(options));
     SL_TRY(open_signals(&signals));

@@ -83,14 +83,12 @@ size_t sl_place_prefill(const sl_load_t *const *loads, size_t count, const sl_de
     return choose(loads, count, demand, &(rule_t){prefill_fits, prefill_better});
 }
 
-size_t sl_place_hold_decode(const sl_load_t *const *loads, size_t count,
-                            const sl_demand_t *demand)
+size_t sl_place_hold_decode(const sl_load_t *const *loads, size_t count, const sl_demand_t *demand)
 {
     return choose(loads, count, demand, &(rule_t){decode_holdable, decode_better});
 }
 
-size_t sl_place_hold_prefill(const sl_load_t *const *loads, size_t count,
-                             const sl_demand_t *demand)
+size_t sl_place_hold_prefill(const sl_load_t *const *loads, size_t count, const sl_demand_t *demand)
 {
     return choose(loads, count, demand, &(rule_t){prefill_holdable, prefill_better});
 }

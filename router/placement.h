@@ -41,8 +41,7 @@ size_t sl_place_prefill(const sl_load_t *const *loads, size_t count, const sl_de
 
 /* The rank to keep for a starving request: of those that could ever take it and are not held yet,
  * the one that is likely to have room first (most free pages; fewest queued tokens). */
-size_t sl_place_hold_decode(const sl_load_t *const *loads, size_t count,
-                            const sl_demand_t *demand);
+size_t sl_place_hold_decode(const sl_load_t *const *loads, size_t count, const sl_demand_t *demand);
 size_t sl_place_hold_prefill(const sl_load_t *const *loads, size_t count,
                              const sl_demand_t *demand);
 

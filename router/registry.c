@@ -94,7 +94,8 @@ sl_rank_t *sl_registry_find(const sl_registry_t *registry, const sl_peer_key_t *
 sl_rank_group_t *sl_registry_live_group(sl_registry_t *registry, sl_pool_t pool, uint32_t index)
 {
     sl_rank_group_t *group;
-    TAILQ_FOREACH (group, &registry->groups[pool], link) {
+    TAILQ_FOREACH(group, &registry->groups[pool], link)
+    {
         if (group->index == index && group->state != SL_GROUP_FAILED) {
             return group;
         }
@@ -193,7 +194,8 @@ static void send_peer(sl_registry_t *registry, sl_rank_t *to, const sl_rank_t *a
 void sl_registry_send_peers(sl_registry_t *registry, sl_rank_t *rank)
 {
     sl_rank_group_t *other;
-    TAILQ_FOREACH (other, &registry->groups[!rank->group->pool], link) {
+    TAILQ_FOREACH(other, &registry->groups[!rank->group->pool], link)
+    {
         for (uint32_t i = 0; other->state == SL_GROUP_READY && i < other->tp; i++) {
             send_peer(registry, rank, other->ranks[i], true);
         }
@@ -204,7 +206,8 @@ void sl_registry_send_peers(sl_registry_t *registry, sl_rank_t *rank)
 static void broadcast_group(sl_registry_t *registry, const sl_rank_group_t *group, bool alive)
 {
     sl_rank_group_t *other;
-    TAILQ_FOREACH (other, &registry->groups[!group->pool], link) {
+    TAILQ_FOREACH(other, &registry->groups[!group->pool], link)
+    {
         for (uint32_t i = 0; other->state == SL_GROUP_READY && i < other->tp; i++) {
             for (uint32_t j = 0; j < group->tp; j++) {
                 send_peer(registry, other->ranks[i], group->ranks[j], alive);
@@ -228,7 +231,8 @@ static void rebuild_targets(sl_registry_t *registry, sl_pool_t pool)
 {
     size_t count = 0;
     sl_rank_group_t *group;
-    TAILQ_FOREACH (group, &registry->groups[pool], link) {
+    TAILQ_FOREACH(group, &registry->groups[pool], link)
+    {
         for (uint32_t i = 0; i < group_target_count(group); i++) {
             registry->targets[pool][count++] = group->ranks[i];
         }
@@ -242,7 +246,8 @@ static void cluster_update(sl_registry_t *registry)
     uint64_t shortest = UINT64_MAX;
     for (int pool = 0; pool < SL_POOL_COUNT; pool++) {
         sl_rank_group_t *group;
-        TAILQ_FOREACH (group, &registry->groups[pool], link) {
+        TAILQ_FOREACH(group, &registry->groups[pool], link)
+        {
             for (uint32_t i = 0; group->state != SL_GROUP_FAILED && i < group->tp; i++) {
                 const sl_rank_t *rank = group->ranks[i];
                 if (rank != NULL && rank->hello.hello.max_model_len < shortest) {
@@ -287,7 +292,8 @@ static sl_status_t group_create(sl_registry_t *registry, const sl_msg_hello_t *h
     group->attention = hello->attention;
 
     sl_rank_group_t *next, *old = NULL;
-    TAILQ_FOREACH (next, &registry->groups[group->pool], link) {
+    TAILQ_FOREACH(next, &registry->groups[group->pool], link)
+    {
         if (next->index == group->index) {
             old = next; /* failed, and its place is taken now */
         } else if (next->index > group->index) {
@@ -425,25 +431,25 @@ static void tell_group_failed(sl_registry_t *registry, const sl_rank_group_t *gr
     snprintf(message.group_failed.message, sizeof(message.group_failed.message), "%s", reason);
     const sl_sink_t *sink = &registry->params.sink;
     for (uint32_t i = 0; i < group->tp; i++) {
-        /* The lost rank too: it may only have been stopped, and must exit when it goes on. */
-        if (group->ranks[i] != NULL &&
-            sink->ops->to_rank(sink->arg, &group->ranks[i]->key, &message) != SL_OK) {
+        const sl_rank_t *rank = group->ranks[i];
+        /* A silent rank too: it may only have been stopped, and must exit when it goes on. */
+        if (rank != NULL && !rank->left && !rank->doomed &&
+            sink->ops->to_rank(sink->arg, &rank->key, &message) != SL_OK) {
             char name[32];
             sl_log_debug("%s: could not be told that its group failed",
-                         sl_rank_name(&group->ranks[i]->id, name));
+                         sl_rank_name(&rank->id, name));
         }
     }
 }
 
-void sl_registry_fail(sl_registry_t *registry, sl_rank_t *rank, const char *reason,
-                      uint64_t now_us)
+void sl_registry_fail(sl_registry_t *registry, sl_rank_t *rank, const char *reason, uint64_t now_us)
 {
     char name[32], text[256];
     sl_rank_group_t *group = rank->group;
     SL_ASSERT(group->state != SL_GROUP_FAILED);
     snprintf(text, sizeof(text), "%s (incarnation %" PRIu64 ") is lost: %s",
              sl_rank_name(&rank->id, name), rank->id.incarnation, reason);
-    sl_log_warn("%s; its group of %u fails", text, group->tp);
+    sl_log(rank->left ? SL_LOG_INFO : SL_LOG_WARN, "%s; its group of %u fails", text, group->tp);
 
     bool was_ready = group->state == SL_GROUP_READY;
     bool had_targets = registry->target_count[group->pool] > 0;
@@ -472,6 +478,7 @@ void sl_registry_fail(sl_registry_t *registry, sl_rank_t *rank, const char *reas
 
 void sl_registry_goodbye(sl_registry_t *registry, sl_rank_t *rank, uint64_t now_us)
 {
+    rank->left = true;
     sl_registry_fail(registry, rank, "it said goodbye", now_us);
 }
 
@@ -483,10 +490,10 @@ static bool fail_one(sl_registry_t *registry, uint64_t now_us,
     char reason[128];
     for (int pool = 0; pool < SL_POOL_COUNT; pool++) {
         sl_rank_group_t *group;
-        TAILQ_FOREACH (group, &registry->groups[pool], link) {
+        TAILQ_FOREACH(group, &registry->groups[pool], link)
+        {
             for (uint32_t i = 0; group->state != SL_GROUP_FAILED && i < group->tp; i++) {
-                if (group->ranks[i] != NULL &&
-                    check(registry, group->ranks[i], now_us, reason)) {
+                if (group->ranks[i] != NULL && check(registry, group->ranks[i], now_us, reason)) {
                     sl_registry_fail(registry, group->ranks[i], reason, now_us);
                     return true;
                 }
@@ -538,7 +545,8 @@ static void forgive(sl_registry_t *registry, uint64_t pause_us)
 {
     for (int pool = 0; pool < SL_POOL_COUNT; pool++) {
         sl_rank_group_t *group;
-        TAILQ_FOREACH (group, &registry->groups[pool], link) {
+        TAILQ_FOREACH(group, &registry->groups[pool], link)
+        {
             for (uint32_t i = 0; i < group->tp; i++) {
                 if (group->ranks[i] != NULL) {
                     group->ranks[i]->seen_us += pause_us;
@@ -594,7 +602,8 @@ size_t sl_registry_joining(const sl_registry_t *registry, sl_pool_t pool)
 {
     size_t count = 0;
     const sl_rank_group_t *group;
-    TAILQ_FOREACH (group, &registry->groups[pool], link) {
+    TAILQ_FOREACH(group, &registry->groups[pool], link)
+    {
         count += group->state == SL_GROUP_JOINING;
     }
     return count;
@@ -610,7 +619,8 @@ void sl_registry_each(const sl_registry_t *registry,
 {
     for (int pool = 0; pool < SL_POOL_COUNT; pool++) {
         const sl_rank_group_t *group;
-        TAILQ_FOREACH (group, &registry->groups[pool], link) {
+        TAILQ_FOREACH(group, &registry->groups[pool], link)
+        {
             for (uint32_t i = 0; i < group->tp; i++) {
                 if (group->ranks[i] != NULL) {
                     visit(arg, group->ranks[i]);

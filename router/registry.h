@@ -3,9 +3,8 @@
  *
  *   group:   JOINING -- all tp ranks registered and ready --> READY
  *               |                                               |
- *               +------------ any of its ranks is lost ---------+--> FAILED (kept for `status` until
- *                                                                     its place is taken again or a
- *                                                                     minute has passed)
+ *               +------------ any of its ranks is lost ---------+--> FAILED (kept for `status`
+ * until its place is taken again or a minute has passed)
  *
  * A rank is lost when it has been silent for dead_ms, or busy without progress for stuck_ms, or its
  * connection is gone, or it says goodbye, or its place is claimed by a new incarnation while its
@@ -46,6 +45,7 @@ struct sl_rank {
     sl_message_t hello;         /* owned */
     sl_msg_heartbeat_t figures; /* of the last heartbeat */
     bool ready;
+    bool left;                  /* it has said goodbye */
     bool doomed;                /* a send has failed: lost at the next settle */
     char doom[96];              /* why */
     uint64_t seen_us;           /* last sign of life */

@@ -60,8 +60,8 @@ static sl_status_t check_cluster(const sl_registry_t *registry, const sl_msg_hel
                       cluster->model, cluster->layout_hash, cluster->layout);
     }
     if (hello->vocab_size != cluster->vocab_size || hello->page_tokens != cluster->page_tokens) {
-        return REFUSE("%s: vocab_size %" PRIu64 " and page_tokens %" PRIu64
-                      ", expected %" PRIu64 " and %" PRIu64 " as %s has",
+        return REFUSE("%s: vocab_size %" PRIu64 " and page_tokens %" PRIu64 ", expected %" PRIu64
+                      " and %" PRIu64 " as %s has",
                       name, hello->vocab_size, hello->page_tokens, cluster->vocab_size,
                       cluster->page_tokens, cluster->first);
     }
@@ -163,10 +163,9 @@ static sl_status_t admit(sl_registry_t *registry, const sl_peer_key_t *key, sl_m
 {
     sl_rank_t *rank;
     SL_TRY(sl_registry_admit(registry, key, message, now_us, &rank));
-    sl_log_info("%s: registered, %u of %u of its group (incarnation %" PRIu64 ", %" PRIu64
-                " pages)",
-                name, rank->group->rank_count, rank->group->tp, rank->id.incarnation,
-                rank->load.pages_total);
+    sl_log_info(
+        "%s: registered, %u of %u of its group (incarnation %" PRIu64 ", %" PRIu64 " pages)", name,
+        rank->group->rank_count, rank->group->tp, rank->id.incarnation, rank->load.pages_total);
     sl_registry_welcome(registry, rank);
     if (rank->group->rank_count == rank->group->tp) {
         sl_registry_send_group(registry, rank->group);
@@ -181,10 +180,9 @@ void sl_registry_hello(sl_registry_t *registry, const sl_peer_key_t *key, sl_mes
     const sl_msg_hello_t *hello = &message->hello;
     sl_rank_name(&hello->rank, name);
     if (sl_registry_buried(registry, hello->rank.incarnation)) {
-        sl_status_t status =
-            sl_error(SL_ERR_STALE,
-                     "%s: incarnation %" PRIu64 " belongs to a failed group; start it again", name,
-                     hello->rank.incarnation);
+        sl_status_t status = sl_error(
+            SL_ERR_STALE, "%s: incarnation %" PRIu64 " belongs to a failed group; start it again",
+            name, hello->rank.incarnation);
         send_refused(registry, key, status);
         return;
     }

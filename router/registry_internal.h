@@ -29,8 +29,7 @@ sl_rank_group_t *sl_registry_live_group(sl_registry_t *registry, sl_pool_t pool,
 
 /* Adds a checked rank (takes the hello) to its group, which is made if need be. */
 SL_MUST_USE sl_status_t sl_registry_admit(sl_registry_t *registry, const sl_peer_key_t *key,
-                                          sl_message_t *hello, uint64_t now_us,
-                                          sl_rank_t **rank_p);
+                                          sl_message_t *hello, uint64_t now_us, sl_rank_t **rank_p);
 
 /* The rank's connection was replaced by another of the same process. */
 void sl_registry_rebind(sl_registry_t *registry, sl_rank_t *rank, const sl_peer_key_t *key,

@@ -39,9 +39,9 @@ typedef struct {
 } sl_requests_params_t;
 
 typedef struct {
-    uint64_t waiting, waiting_tokens, placed; /* now */
-    uint64_t attempts;                        /* now; those of ended requests included */
-    uint64_t clients;                         /* now */
+    uint64_t waiting, waiting_tokens, placed;     /* now */
+    uint64_t attempts;                            /* now; those of ended requests included */
+    uint64_t clients;                             /* now */
     uint64_t finished, failed, canceled, refused; /* ever */
 } sl_requests_counts_t;
 
@@ -79,8 +79,7 @@ void sl_requests_no_pages(sl_requests_t *requests, sl_rank_t *rank, uint64_t att
 void sl_requests_released(sl_requests_t *requests, sl_rank_t *rank, uint64_t attempt_id);
 
 /* Hook of the registry (sl_registry_params_t.rank_lost). */
-void sl_requests_rank_lost(sl_requests_t *requests, sl_rank_t *rank, bool gone,
-                           const char *reason);
+void sl_requests_rank_lost(sl_requests_t *requests, sl_rank_t *rank, bool gone, const char *reason);
 
 /* ---- from the loop ---- */
 

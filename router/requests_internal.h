@@ -28,20 +28,20 @@ struct sl_request {
     sl_map_node_t node; /* by client and id */
     sl_client_t *client;
     TAILQ_ENTRY(sl_request) client_link;
-    sl_message_t generate; /* owned */
-    uint64_t order;        /* of arrival; its position in the waiting queue for good */
+    sl_message_t generate;  /* owned */
+    uint64_t order;         /* of arrival; its position in the waiting queue for good */
     uint64_t checked_epoch; /* of the cluster it was checked against */
     uint64_t arrived_us;
     uint64_t next_seq;
-    uint64_t output_count;        /* tokens sent to the client */
+    uint64_t output_count;         /* tokens sent to the client */
     uint64_t prompt_logprob_count; /* prompt positions whose logprobs were sent */
 
     sl_attempt_t *attempt; /* NULL: waiting */
     TAILQ_ENTRY(sl_request) waiting_link;
-    uint64_t not_before_us;           /* waiting: back-off after no_pages */
-    uint32_t refusals;                /* no_pages in a row */
-    uint64_t avoid_incarnation;       /* the rank that had no pages; 0: none */
-    sl_rank_t *holds[SL_POOL_COUNT];  /* kept for it while it starves; NULL: none */
+    uint64_t not_before_us;          /* waiting: back-off after no_pages */
+    uint32_t refusals;               /* no_pages in a row */
+    uint64_t avoid_incarnation;      /* the rank that had no pages; 0: none */
+    sl_rank_t *holds[SL_POOL_COUNT]; /* kept for it while it starves; NULL: none */
 };
 
 /* What one rank has to do with an attempt. `rank` is NULL once it has released, or is lost. */
@@ -83,11 +83,11 @@ struct sl_requests {
     size_t rotation;
     size_t hold_count[SL_POOL_COUNT];
     bool schedule_needed;
-    uint64_t wake_us; /* the earliest end of a back-off; UINT64_MAX: none */
+    uint64_t wake_us;         /* the earliest end of a back-off; UINT64_MAX: none */
     uint64_t scheduled_epoch; /* of the cluster at the last pass */
     bool settle_needed;
-    uint64_t tick_us;       /* of the last look at deadlines */
-    uint64_t leak_log_us;   /* of the last warning of an attempt that is not released */
+    uint64_t tick_us;     /* of the last look at deadlines */
+    uint64_t leak_log_us; /* of the last warning of an attempt that is not released */
     const sl_load_t **loads[SL_POOL_COUNT]; /* scratch of one scheduling pass */
     size_t load_capacity[SL_POOL_COUNT];
 };

@@ -33,8 +33,8 @@ struct sl_router {
     sl_registry_t *registry;
     sl_requests_t *requests;
     uint64_t started_us, ticked_us;
-    uint64_t sent; /* frames ever: tells whether a turn has sent any */
-    bool backlog;  /* some peer's queue is not empty */
+    uint64_t sent;    /* frames ever: tells whether a turn has sent any */
+    bool backlog;     /* some peer's queue is not empty */
     char *ready_file; /* NULL: none was written */
     uint64_t unknown_log_us, bad_log_us;
 };
@@ -106,8 +106,8 @@ static sl_status_t create_sockets(sl_router_t *router, const sl_router_params_t 
     SL_TRY(sl_server_create(
         &(sl_server_params_t){.bind = params->client_bind, .name = "client socket"},
         &router->clients));
-    return sl_server_create(
-        &(sl_server_params_t){.bind = params->node_bind, .name = "node socket"}, &router->nodes);
+    return sl_server_create(&(sl_server_params_t){.bind = params->node_bind, .name = "node socket"},
+                            &router->nodes);
 }
 
 /* Attempt ids count on from the wall clock: 256 a microsecond are more than can ever be given out,
@@ -205,8 +205,8 @@ static void answer_client(sl_router_t *router, const sl_peer_key_t *client,
 static void answer_status(sl_router_t *router, const sl_peer_key_t *client, uint64_t now_us)
 {
     sl_message_t reply;
-    sl_status_t status = sl_status_report(router->registry, router->requests, router->started_us,
-                                          now_us, &reply);
+    sl_status_t status =
+        sl_status_report(router->registry, router->requests, router->started_us, now_us, &reply);
     if (status != SL_OK) {
         sl_requests_reject(router->requests, client, "", status, sl_error_text());
         return;
@@ -222,8 +222,8 @@ static void answer_info(sl_router_t *router, const sl_peer_key_t *client)
     answer_client(router, client, &reply);
 }
 
-static void client_message(sl_router_t *router, const sl_peer_key_t *client,
-                           sl_message_t *message, uint64_t now_us)
+static void client_message(sl_router_t *router, const sl_peer_key_t *client, sl_message_t *message,
+                           uint64_t now_us)
 {
     switch (message->type) {
     case SL_MSG_GENERATE:
@@ -296,8 +296,10 @@ static void rank_message(sl_router_t *router, sl_rank_t *rank, const sl_peer_key
         sl_requests_released(router->requests, rank, message->attempt.attempt);
         break;
     default: {
-        sl_status_t status = sl_error(SL_ERR_INVALID, "message \"%s\" from a rank is none a rank "
-                                      "sends", sl_message_type_name(message->type));
+        sl_status_t status = sl_error(SL_ERR_INVALID,
+                                      "message \"%s\" from a rank is none a rank "
+                                      "sends",
+                                      sl_message_type_name(message->type));
         refuse_node(router, node, status, sl_error_text());
     }
     }

@@ -28,7 +28,8 @@ typedef struct {
 void sl_waiting_add(sl_requests_t *requests, sl_request_t *request)
 {
     sl_request_t *before;
-    TAILQ_FOREACH_REVERSE (before, &requests->waiting, sl_waiting_list, waiting_link) {
+    TAILQ_FOREACH_REVERSE(before, &requests->waiting, sl_waiting_list, waiting_link)
+    {
         if (before->order < request->order) {
             break;
         }
@@ -75,7 +76,8 @@ void sl_holds_forget_rank(sl_requests_t *requests, sl_rank_t *rank)
     if (rank->load.hold_order == SL_HOLD_NONE) {
         return;
     }
-    TAILQ_FOREACH (request, &requests->waiting, waiting_link) {
+    TAILQ_FOREACH(request, &requests->waiting, waiting_link)
+    {
         if (request->holds[rank->id.pool] == rank) {
             hold_release(requests, request, rank->id.pool);
             return;
@@ -92,9 +94,8 @@ static void hold_take(const pass_t *pass, sl_request_t *request, sl_pool_t pool,
         return;
     }
     const sl_load_t *const *loads = requests->loads[pool];
-    size_t index = pool == SL_POOL_DECODE
-                       ? sl_place_hold_decode(loads, pass->count[pool], demand)
-                       : sl_place_hold_prefill(loads, pass->count[pool], demand);
+    size_t index = pool == SL_POOL_DECODE ? sl_place_hold_decode(loads, pass->count[pool], demand)
+                                          : sl_place_hold_prefill(loads, pass->count[pool], demand);
     if (index == SL_PLACE_NONE) {
         return;
     }
@@ -123,8 +124,7 @@ sl_status_t sl_request_check(const sl_requests_t *requests, const sl_msg_generat
         sl_rank_t *const *ranks = sl_registry_targets(requests->params.registry, pool, &count);
         for (size_t i = 0; i < count; i++) {
             const sl_load_t *load = &ranks[i]->load;
-            uint64_t *pages =
-                pool == SL_POOL_DECODE ? &limits.decode_pages : &limits.prefill_pages;
+            uint64_t *pages = pool == SL_POOL_DECODE ? &limits.decode_pages : &limits.prefill_pages;
             *pages = load->pages_total > *pages ? load->pages_total : *pages;
             if (pool == SL_POOL_PREFILL && load->max_queued_tokens > limits.prefill_queue_tokens) {
                 limits.prefill_queue_tokens = load->max_queued_tokens;
@@ -169,9 +169,8 @@ static void place_at(const pass_t *pass, sl_request_t *request, size_t prefill, 
     sl_requests_t *requests = pass->requests;
     sl_waiting_remove(requests, request);
     sl_holds_release(requests, request);
-    sl_status_t status =
-        sl_attempt_start(requests, request, pass->ranks[SL_POOL_PREFILL][prefill],
-                         pass->ranks[SL_POOL_DECODE][decode], pages, pass->now_us);
+    sl_status_t status = sl_attempt_start(requests, request, pass->ranks[SL_POOL_PREFILL][prefill],
+                                          pass->ranks[SL_POOL_DECODE][decode], pages, pass->now_us);
     if (status != SL_OK) {
         sl_waiting_add(requests, request);
         sl_request_fail(requests, request, sl_status_name(status), sl_error_text());
@@ -244,8 +243,8 @@ static bool any_room(const pass_t *pass)
 {
     const sl_demand_t least = {.pages = 1, .prompt_tokens = 1, .order = SL_HOLD_NONE};
     sl_requests_t *requests = pass->requests;
-    return sl_place_decode(requests->loads[SL_POOL_DECODE], pass->count[SL_POOL_DECODE],
-                           &least) != SL_PLACE_NONE &&
+    return sl_place_decode(requests->loads[SL_POOL_DECODE], pass->count[SL_POOL_DECODE], &least) !=
+               SL_PLACE_NONE &&
            sl_place_prefill(requests->loads[SL_POOL_PREFILL], pass->count[SL_POOL_PREFILL],
                             &least) != SL_PLACE_NONE;
 }

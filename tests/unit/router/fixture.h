@@ -196,8 +196,7 @@ static inline sl_rank_t *rank_of(fixture_t *fixture, const char *name)
 }
 
 /* A ready group of one rank behind the connection `name`. */
-static inline sl_rank_t *join(fixture_t *fixture, const char *name, sl_pool_t pool,
-                              uint32_t group)
+static inline sl_rank_t *join(fixture_t *fixture, const char *name, sl_pool_t pool, uint32_t group)
 {
     say_hello(fixture, name, hello_of(pool, group, 0, 1, fixture->next_incarnation++));
     sl_rank_t *rank = rank_of(fixture, name);

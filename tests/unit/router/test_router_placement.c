@@ -49,8 +49,7 @@ static void decode_goes_where_most_pages_are_free(void **state)
     sl_load_t loads[] = {load(100, 60, 0), load(50, 5, 9), load(90, 50, 0)};
     assert_int_equal(place_decode(loads, COUNT(loads), (sl_demand_t){.pages = 10}), 1);
     assert_int_equal(place_decode(loads, COUNT(loads), (sl_demand_t){.pages = 45}), 1);
-    assert_int_equal(place_decode(loads, COUNT(loads), (sl_demand_t){.pages = 46}),
-                     SL_PLACE_NONE);
+    assert_int_equal(place_decode(loads, COUNT(loads), (sl_demand_t){.pages = 46}), SL_PLACE_NONE);
 }
 
 static void equal_ranks_take_turns(void **state)
@@ -71,8 +70,7 @@ static void full_running_batch_takes_no_more(void **state)
     sl_load_t loads[] = {load(100, 0, 4), load(10, 0, 0)};
     loads[0].max_running = 4;
     assert_int_equal(place_decode(loads, COUNT(loads), (sl_demand_t){.pages = 5}), 1);
-    assert_int_equal(place_decode(loads, COUNT(loads), (sl_demand_t){.pages = 50}),
-                     SL_PLACE_NONE);
+    assert_int_equal(place_decode(loads, COUNT(loads), (sl_demand_t){.pages = 50}), SL_PLACE_NONE);
 }
 
 static void avoided_rank_is_the_last_resort(void **state)
@@ -90,8 +88,7 @@ static void held_rank_serves_only_older_requests(void **state)
     (void)state;
     sl_load_t loads[] = {load(100, 0, 0)};
     loads[0].hold_order = 7;
-    assert_int_equal(place_decode(loads, 1, (sl_demand_t){.pages = 5, .order = 8}),
-                     SL_PLACE_NONE);
+    assert_int_equal(place_decode(loads, 1, (sl_demand_t){.pages = 5, .order = 8}), SL_PLACE_NONE);
     assert_int_equal(place_decode(loads, 1, (sl_demand_t){.pages = 5, .order = 7}), 0);
     assert_int_equal(place_decode(loads, 1, (sl_demand_t){.pages = 5, .order = 6}), 0);
 }

@@ -1,8 +1,7 @@
 /* Who is let in, when a group is ready, and what happens when a rank is lost. */
 #include "fixture.h"
 
-static void assert_refused(fixture_t *fixture, const char *name, const char *code,
-                           const char *part)
+static void assert_refused(fixture_t *fixture, const char *name, const char *code, const char *part)
 {
     sl_message_t *message = sent_to(fixture, name, SL_MSG_REFUSED, 0);
     assert_non_null(message);
