@@ -25,6 +25,7 @@
 #define RECONNECT_MS 100
 #define RECONNECT_MAX_MS 1000
 #define MONITOR_ADDRESS "inproc://monitor"
+#define WAIT_SLICE_MS 200
 #define POST_POLL_MS 20 /* bounds the wait should a wake-up be missed; see wait_for_room() */
 
 void sl_node_signal(int fd)
@@ -115,6 +116,7 @@ sl_status_t sl_node_create(const sl_node_params_t *params, sl_node_t **node_p)
     sl_rank_name(&params->hello.rank, node->name);
     snprintf(node->address, sizeof(node->address), "%s", params->router);
     node->incarnation = params->hello.rank.incarnation;
+    node->stopping = params->stopping;
     node->register_timeout_us =
         params->register_timeout_us != 0 ? params->register_timeout_us : DEFAULT_REGISTER_US;
     node->post_timeout_us =
@@ -181,26 +183,33 @@ void sl_node_destroy(sl_node_t *node)
 
 /* ---- engine ---- */
 
-/* Waits until `fd` is readable or `until_us` is reached. */
-static bool wait_readable(int fd, uint64_t until_us)
+static bool is_stopping(const sl_node_t *node)
 {
-    for (;;) {
-        uint64_t now_us = sl_now_us();
-        uint64_t left_ms = now_us < until_us ? (until_us - now_us + 999) / 1000 : 0;
+    return node->stopping != NULL && node->stopping();
+}
+
+/* Waits until `fd` is readable (true), `until_us` is reached or the process shall stop. */
+static bool wait_readable(const sl_node_t *node, int fd, uint64_t until_us)
+{
+    uint64_t now_us = sl_now_us();
+    while (now_us < until_us && !is_stopping(node)) {
+        uint64_t left_ms = (until_us - now_us + 999) / 1000;
         struct pollfd item = {.fd = fd, .events = POLLIN};
-        int ready = poll(&item, 1, left_ms < 1000 ? (int)left_ms : 1000);
-        if (ready > 0) {
+        if (poll(&item, 1, left_ms < WAIT_SLICE_MS ? (int)left_ms : WAIT_SLICE_MS) > 0) {
             return true;
         }
-        if (left_ms == 0 && (ready == 0 || errno != EINTR)) {
-            return false;
-        }
+        now_us = sl_now_us();
     }
+    return false;
 }
 
 sl_status_t sl_node_wait_welcome(sl_node_t *node)
 {
-    bool decided = wait_readable(node->state_fd, sl_now_us() + node->register_timeout_us);
+    bool decided = wait_readable(node, node->state_fd, sl_now_us() + node->register_timeout_us);
+    if (!decided && is_stopping(node)) {
+        return sl_error(SL_ERR_CANCELED, "%s: stopped before the router at %s answered", node->name,
+                        node->address);
+    }
     if (!decided) {
         return sl_error(SL_ERR_TIMEOUT,
                         "%s: no welcome from the router at %s within %" PRIu64 " ms", node->name,

@@ -21,6 +21,7 @@ typedef struct {
     sl_msg_hello_t hello;         /* copied deeply */
     uint64_t register_timeout_us; /* without a welcome for this long sl_node_wait_welcome() fails;
                                      0: 30 s */
+    bool (*stopping)(void);       /* ends the wait for the welcome early when true; NULL: never */
     uint64_t post_timeout_us;     /* sl_node_post() waits this long for room; 0: 10 s */
     size_t ring_items;            /* 0: 4096 */
 } sl_node_params_t;
@@ -38,7 +39,7 @@ SL_MUST_USE sl_status_t sl_node_create(const sl_node_params_t *params, sl_node_t
 void sl_node_destroy(sl_node_t *node);
 
 /* Blocks until welcomed. SL_ERR_REFUSED carries the router's text; SL_ERR_TIMEOUT names the
- * address. */
+ * address; SL_ERR_CANCELED: params->stopping() said so (seen at once after a signal). */
 SL_MUST_USE sl_status_t sl_node_wait_welcome(sl_node_t *node);
 
 /* Engine: queues a copy of `message` for the router, encoded here. Blocks only while the ring is

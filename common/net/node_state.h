@@ -50,6 +50,7 @@ struct sl_node {
     uint64_t incarnation;
     sl_bytes_t hello_frame;
     uint64_t register_timeout_us, post_timeout_us;
+    bool (*stopping)(void); /* may be NULL */
     pthread_t thread;
     bool thread_started;
 

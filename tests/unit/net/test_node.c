@@ -181,6 +181,24 @@ static void test_no_router(void **state)
     assert_non_null(strstr(sl_error_text(), "cannot connect to the router at nonsense"));
 }
 
+static bool always(void)
+{
+    return true;
+}
+
+static void test_stopped_while_waiting(void **state)
+{
+    (void)state;
+    sl_server_t *server = server_at("tcp://127.0.0.1:*", 0); /* never answers */
+    sl_node_params_t params = node_params(server);
+    params.stopping = always;
+    sl_node_t *node;
+    assert_int_equal(sl_node_create(&params, &node), SL_OK);
+    assert_int_equal(sl_node_wait_welcome(node), SL_ERR_CANCELED);
+    sl_node_destroy(node);
+    sl_server_destroy(server);
+}
+
 /* Hellos that are not answered are repeated; a welcome for another incarnation is none. */
 static void test_hello_again(void **state)
 {
@@ -336,6 +354,7 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_refused_later),
         cmocka_unit_test(test_no_router),
+        cmocka_unit_test(test_stopped_while_waiting),
         cmocka_unit_test(test_hello_again),
         cmocka_unit_test(test_many_messages_through_small_rings),
         cmocka_unit_test(test_full_ring),
