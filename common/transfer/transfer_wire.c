@@ -17,6 +17,7 @@
  */
 #include "common/transfer/transfer_wire.h"
 
+#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,9 +42,9 @@ typedef struct {
 static void put_u32(writer_t *writer, uint32_t value)
 {
     SL_ASSERT(writer->size - writer->used >= 4);
-    for (int i = 0; i < 4; i++) {
-        writer->data[writer->used++] = (uint8_t)(value >> (8 * i));
-    }
+    uint32_t little = htole32(value);
+    memcpy(writer->data + writer->used, &little, sizeof(little));
+    writer->used += sizeof(little);
 }
 
 static void put_u64(writer_t *writer, uint64_t value)

@@ -145,7 +145,7 @@ sl_status_t sl_ucx_worker_create(ucp_context_h context, sl_ucx_worker_t *worker_
     sl_ucx_worker_t worker = {0};
     ucp_worker_params_t params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-        .thread_mode = UCS_THREAD_MODE_SINGLE,
+        .thread_mode = UCS_THREAD_MODE_SERIALIZED, /* made by one thread, used by another */
     };
     ucs_status_t status = ucp_worker_create(context, &params, &worker.worker);
     if (status != UCS_OK) {

@@ -1,0 +1,58 @@
+/* What the two files of the writing side share: transfer_writer.c (attempts being written) and
+ * transfer_grants.c (which grant belongs to which attempt). Transfer thread only. */
+#ifndef SL_TRANSFER_TRANSFER_WRITER_H
+#define SL_TRANSFER_TRANSFER_WRITER_H
+
+#include "common/transfer/transfer_engine.h"
+
+/* A grant as it came in. */
+typedef struct {
+    sl_id_node_t node; /* first: the attempt */
+    sl_rank_id_t from;
+    uint32_t generation;
+    uint32_t page_count;
+    uint32_t pages[];
+} sl_early_t;
+
+typedef struct {
+    struct sl_attempt *attempt;
+    sl_peer_t *peer; /* NULL if it was not known at the open */
+    bool written;    /* a put has been posted to it */
+} sl_target_t;
+
+typedef enum { SL_ATTEMPT_WRITING, SL_ATTEMPT_FLUSHING, SL_ATTEMPT_SENDING } sl_attempt_phase_t;
+
+typedef struct sl_attempt {
+    sl_id_node_t node; /* first: the attempt's id */
+    sl_transfer_t *transfer;
+    struct sl_attempt *older, *newer;
+    sl_attempt_phase_t phase;
+    uint32_t in_flight; /* puts, flushes and messages */
+
+    bool granted;
+    uint32_t generation;
+    uint32_t page_count;
+    uint32_t *pages;   /* remote page of each page of the prompt */
+    uint64_t *covered; /* bit page * layers + layer: has been put to every target */
+
+    sl_command_t *segments, **segments_tail; /* pushes that are not all put yet, oldest first */
+    uint32_t cursor_page, cursor_target;     /* within the oldest */
+
+    bool commit_wanted, abort_wanted;
+    sl_commit_t commit;
+    sl_status_t failed;
+    char text[256];
+
+    uint32_t target_count;
+    sl_target_t targets[];
+} sl_attempt_t;
+
+/* A new attempt in the tables; its targets are still empty. */
+sl_attempt_t *sl_attempt_create(sl_transfer_t *transfer, uint64_t id, uint32_t target_count);
+void sl_attempt_fail_open(sl_transfer_t *transfer, sl_attempt_t *attempt, sl_status_t status,
+                          const char *text);
+/* Copies the grant. */
+void sl_attempt_set_grant(sl_transfer_t *transfer, sl_attempt_t *attempt, sl_early_t *grant);
+void sl_writer_free_attempts(sl_transfer_t *transfer);
+
+#endif
