@@ -20,17 +20,21 @@ static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
 {
     sl_collectives_t collectives;
     uint32_t tp = (uint32_t)rank->params.options->tp;
-    if (rank->joined) {
-        return sl_error(SL_ERR_DESYNC, "the router formed the group a second time");
-    }
+    sl_message_t ready = {.type = SL_MSG_READY};
     if (group->rank_count != tp) {
         return sl_error(SL_ERR_DESYNC, "group of %zu ranks: expected tp %u", group->rank_count, tp);
     }
+    if (rank->joined) { /* a restarted router asks again; the group itself has not changed */
+        if (memcmp(rank->members, group->incarnations, tp * sizeof(rank->members[0])) != 0) {
+            return sl_error(SL_ERR_DESYNC, "the router formed the group anew, of other processes");
+        }
+        return sl_rank_post(rank, &ready);
+    }
+    memcpy(rank->members, group->incarnations, tp * sizeof(rank->members[0]));
     SL_TRY(sl_group_connect(rank->group, group->addresses, group->rank_count));
     sl_collectives_init_host(rank->group, rank->id.rank, tp, &collectives);
     sl_model_set_collectives(rank->model, &collectives);
     rank->joined = true;
-    sl_message_t ready = {.type = SL_MSG_READY};
     sl_log_info("group of %u ready", tp);
     return sl_rank_post(rank, &ready);
 }
@@ -134,6 +138,7 @@ static sl_status_t make_step(sl_rank_t *rank)
     sl_step_record_t mine = {0}, records[SL_GROUP_RANKS_MAX];
     uint32_t rank_rows[SL_GROUP_RANKS_MAX];
     const void *plan;
+    uint64_t started_us = sl_now_us();
     publish(rank, true);
     sl_step_clear(rank->step);
     if (plans(rank)) {
@@ -147,10 +152,13 @@ static sl_status_t make_step(sl_rank_t *rank)
         if (rank->params.options->attention == SL_ATTENTION_TP && rank->params.options->tp > 1) {
             SL_TRY(share_plan(rank, records[0].plan_bytes));
         }
+        uint64_t forward_us = sl_now_us();
         SL_TRY(ops->forward(self, rank->model, sl_step_batch(rank->step, rank_rows)));
+        rank->forward_us += sl_now_us() - forward_us;
         if (plans(rank) && sl_step_rows(rank->step) > 0) {
             SL_TRY(ops->finish(self, rank->step));
         }
+        rank->step_us += sl_now_us() - started_us;
     }
     rank->steps++;
     publish(rank, false);
@@ -196,7 +204,10 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
         }
     }
     if (sl_rank_stopping()) {
-        sl_log_info("stopping on a signal after %llu steps", (unsigned long long)rank->steps);
+        sl_log_info(
+            "stopping on a signal after %llu steps: %.3f s in forward passes, %.3f s in steps",
+            (unsigned long long)rank->steps, (double)rank->forward_us / 1e6,
+            (double)rank->step_us / 1e6);
         return SL_OK;
     }
     sl_log(SL_LOG_ERROR, "stopping: %s: %s", sl_status_name(status), sl_error_text());

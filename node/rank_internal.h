@@ -20,9 +20,11 @@ struct sl_rank {
     sl_step_t *step;
     void *plan; /* receives rank 0's plan, TP attention */
     char layout[SL_TEXT_BYTES];
-    _Atomic(sl_node_t *) lease_node; /* for the transfer thread; NULL until registered */
-    bool joined;                     /* the group is connected */
+    _Atomic(sl_node_t *) lease_node;      /* for the transfer thread; NULL until registered */
+    bool joined;                          /* the group is connected */
+    uint64_t members[SL_GROUP_RANKS_MAX]; /* incarnations of the group's ranks, once joined */
     uint64_t steps;
+    uint64_t forward_us, step_us; /* in forward passes; in whole steps with rows */
 };
 
 /* Whether SIGTERM or SIGINT has come; and a descriptor readable from then on. */
