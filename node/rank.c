@@ -145,7 +145,8 @@ static sl_status_t register_rank(sl_rank_t *rank)
     sl_layout_t layout;
     layout_of(rank, &layout);
     sl_node_params_t params = {.router = options->router,
-                               .register_timeout_us = options->register_timeout_ms * 1000};
+                               .register_timeout_us = options->register_timeout_ms * 1000,
+                               .stopping = sl_rank_stopping};
     sl_msg_hello_t *hello = &params.hello;
     *hello = (sl_msg_hello_t){
         .rank = rank->id,
