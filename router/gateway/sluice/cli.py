@@ -49,7 +49,8 @@ def id_list(text):
 
 
 def add_generate_flags(parser):
-    source = parser.add_argument_group("prompt (one of)").add_mutually_exclusive_group(required=True)
+    group = parser.add_argument_group("prompt (one of)")
+    source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", metavar="TEXT", help="the prompt as text")
     source.add_argument("--token-ids", type=id_list, metavar="IDS", help="the prompt as token ids")
     source.add_argument("--file", metavar="PATH", help="the prompt is this file's text; - is stdin")
@@ -69,7 +70,8 @@ def add_sampling_flags(group):
     group.add_argument("--top-p", type=float, metavar="P", help="1 is off")
     group.add_argument("--min-p", type=float, metavar="P", help="0 is off")
     group.add_argument("--seed", type=int, metavar="N", help="same seed, same tokens")
-    group.add_argument("--stop-token-ids", type=id_list, metavar="IDS", help="end after one of these")
+    group.add_argument("--stop-token-ids", type=id_list, metavar="IDS",
+                       help="end after one of these")
     group.add_argument("--ignore-eos", action="store_true", default=None,
                        help="the model's end tokens do not end the request")
     group.add_argument("--logprobs", type=int, metavar="K",
