@@ -168,6 +168,12 @@ bool sl_peer_send(sl_transfer_t *transfer, sl_peer_t *peer, const sl_transfer_ms
 void sl_peer_send_release(sl_transfer_t *transfer, sl_peer_t *peer, uint64_t attempt,
                           uint32_t generation);
 
+/* The peer has closed its endpoint, so ours leads nowhere any more. */
+void sl_peer_on_bye(sl_transfer_t *transfer, const sl_transfer_msg_t *msg);
+
+/* UCX has not noticed, but the peer does not answer. */
+void sl_peer_give_up(sl_peer_t *peer, const char *why);
+
 /* Closes failed and gone peers' endpoints, notices closes that have completed, frees what nothing
  * refers to. */
 void sl_peers_tend(sl_transfer_t *transfer);
@@ -191,7 +197,7 @@ void sl_writer_peer_added(sl_transfer_t *transfer, sl_peer_t *peer);
 /* Early grants of this incarnation vanish. */
 void sl_writer_peer_gone(sl_transfer_t *transfer, const sl_rank_id_t *rank);
 /* Moves every attempt on; true when something was posted or ended. */
-bool sl_writer_drive(sl_transfer_t *transfer);
+bool sl_writer_drive(sl_transfer_t *transfer, uint64_t now_us);
 /* Shutdown: gives up what cannot finish by itself, or (all) everything. */
 void sl_writer_abort_all(sl_transfer_t *transfer, bool all);
 void sl_writer_free_all(sl_transfer_t *transfer);

@@ -4,6 +4,9 @@
  * UCX's error callback only sets `failed`. The loop (sl_peers_tend) then closes by force, which
  * completes whatever is in flight on the endpoint, and releases the key once that is done: closing
  * inside the callback would pull the endpoint from under a caller that is still using it.
+ *
+ * A forced close does not reach the other side: its puts would be dropped here and never complete
+ * there. So a peer that the router reports gone is sent a `bye` first, in case that it lives.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -145,19 +148,9 @@ static void send_callback(void *request, ucs_status_t status, void *user_data)
     ucp_request_free(request);
 }
 
-bool sl_peer_send(sl_transfer_t *transfer, sl_peer_t *peer, const sl_transfer_msg_t *msg,
-                  const uint32_t *pages, sl_peer_sent_t done, void *arg)
+/* Takes the send. */
+static void post_send(sl_peer_t *peer, send_t *send)
 {
-    if (!sl_peer_connect(transfer, peer)) {
-        return false;
-    }
-    send_t *send = malloc(sizeof(*send));
-    SL_ASSERT(send != NULL);
-    *send = (send_t){.peer = peer, .done = done, .arg = arg};
-    if (sl_transfer_msg_encode(msg, pages, &send->bytes) != SL_OK) {
-        free(send);
-        return false;
-    }
     /* Eager, so that the message needs nothing of the peer but to look at it, and follows the puts
      * that were flushed before. */
     ucp_request_param_t param = {
@@ -171,10 +164,25 @@ bool sl_peer_send(sl_transfer_t *transfer, sl_peer_t *peer, const sl_transfer_ms
     peer->operations++;
     void *request = ucp_am_send_nbx(peer->endpoint, SL_TRANSFER_AM_ID, NULL, 0, send->bytes.data,
                                     send->bytes.size, &param);
-    if (UCS_PTR_IS_PTR(request)) {
-        return true;
+    if (!UCS_PTR_IS_PTR(request)) {
+        send_finished(send, UCS_PTR_STATUS(request) == UCS_OK);
     }
-    send_finished(send, UCS_PTR_STATUS(request) == UCS_OK);
+}
+
+bool sl_peer_send(sl_transfer_t *transfer, sl_peer_t *peer, const sl_transfer_msg_t *msg,
+                  const uint32_t *pages, sl_peer_sent_t done, void *arg)
+{
+    if (!sl_peer_connect(transfer, peer)) {
+        return false;
+    }
+    send_t *send = malloc(sizeof(*send));
+    SL_ASSERT(send != NULL);
+    *send = (send_t){.peer = peer, .done = done, .arg = arg};
+    if (sl_transfer_msg_encode(msg, pages, &send->bytes) != SL_OK) {
+        free(send);
+        return false;
+    }
+    post_send(peer, send);
     return true;
 }
 
@@ -230,10 +238,43 @@ static void begin_close(sl_peer_t *peer, bool force)
     }
 }
 
+static void say_bye(sl_transfer_t *transfer, sl_peer_t *peer)
+{
+    send_t *send = calloc(1, sizeof(*send));
+    SL_ASSERT(send != NULL);
+    send->peer = peer;
+    sl_transfer_msg_t msg = {
+        .type = SL_TRANSFER_MSG_BYE,
+        .from = transfer->params.self,
+        .layout_hash = transfer->params.layout_hash,
+    };
+    if (sl_transfer_msg_encode(&msg, NULL, &send->bytes) != SL_OK) {
+        free(send);
+        return;
+    }
+    post_send(peer, send);
+}
+
 static void free_peer(sl_peer_t *peer)
 {
     free(peer->address);
     free(peer);
+}
+
+void sl_peer_give_up(sl_peer_t *peer, const char *why)
+{
+    if (sl_peer_usable(peer)) {
+        peer->failed = true;
+        snprintf(peer->why, sizeof(peer->why), "%s", why);
+    }
+}
+
+void sl_peer_on_bye(sl_transfer_t *transfer, const sl_transfer_msg_t *msg)
+{
+    sl_peer_t *peer = sl_peer_find(transfer, &msg->from);
+    if (peer != NULL) {
+        sl_peer_give_up(peer, "it has closed the connection");
+    }
 }
 
 void sl_peers_tend(sl_transfer_t *transfer)
@@ -243,6 +284,9 @@ void sl_peers_tend(sl_transfer_t *transfer)
             char name[SL_RANK_TEXT_BYTES];
             if (peer->endpoint != NULL) {
                 sl_log_info("transfer: closing %s: %s", sl_rank_text(&peer->id, name), peer->why);
+                if (!peer->failed) {
+                    say_bye(transfer, peer);
+                }
             }
             begin_close(peer, true);
         }

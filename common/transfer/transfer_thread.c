@@ -81,6 +81,9 @@ static void handle_message(sl_transfer_t *transfer, const sl_inbound_t *inbound)
     case SL_TRANSFER_MSG_RELEASE:
         sl_reader_on_release(transfer, &msg);
         break;
+    case SL_TRANSFER_MSG_BYE:
+        sl_peer_on_bye(transfer, &msg);
+        break;
     }
 }
 
@@ -210,24 +213,30 @@ void sl_transfer_emit(sl_transfer_t *transfer, sl_transfer_event_type_t type, ui
 
 /* ---- the loop ---- */
 
-static bool progress(sl_transfer_t *transfer)
+static int progress(sl_transfer_t *transfer)
 {
     int calls = 0;
     while (calls < PROGRESS_CALLS_MAX && ucp_worker_progress(transfer->ucx.worker) != 0) {
         calls++;
     }
-    return calls > 0;
+    return calls;
 }
 
 /* One turn; true when there was something to do. */
 static bool turn(sl_transfer_t *transfer, uint64_t *wake_us)
 {
     bool worked = run_commands(transfer);
-    worked |= progress(transfer);
+    int calls = progress(transfer);
+    worked |= calls > 0;
     worked |= handle_inbox(transfer);
-    worked |= sl_writer_drive(transfer);
+    uint64_t now_us = sl_now_us();
+    worked |= sl_writer_drive(transfer, now_us);
     sl_peers_tend(transfer);
-    sl_reader_tend(transfer, sl_now_us(), wake_us);
+    /* What has arrived already, perhaps while this process did not run, counts before the lease of
+     * a lost writer does. */
+    if (calls < PROGRESS_CALLS_MAX) {
+        sl_reader_tend(transfer, now_us, wake_us);
+    }
     flush_pending(transfer);
     return worked;
 }

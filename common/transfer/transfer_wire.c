@@ -10,7 +10,7 @@
  *                     attempt:u64 layout_hash:u64 generation:u32, then
  *       grant         page_count:u32 page:u32[page_count]
  *       commit        page_count:u32 prompt_len:u32 first_token:u32 seed:u64
- *       release       nothing
+ *       release, bye  nothing
  *
  * The checksum (FNV-1a) guards UCX, which takes its own bytes on trust, against truncation and
  * corruption on the way through the router.
@@ -283,6 +283,7 @@ static size_t body_bytes(const sl_transfer_msg_t *msg)
     case SL_TRANSFER_MSG_COMMIT:
         return 20;
     case SL_TRANSFER_MSG_RELEASE:
+    case SL_TRANSFER_MSG_BYE:
         break;
     }
     return 0;
@@ -333,6 +334,7 @@ static sl_status_t parse_body(reader_t *reader, sl_transfer_msg_t *msg)
         msg->commit.seed = get_u64(reader);
         return SL_OK;
     case SL_TRANSFER_MSG_RELEASE:
+    case SL_TRANSFER_MSG_BYE:
         return SL_OK;
     }
     return sl_error(SL_ERR_INVALID, "transfer message: unknown type %d", (int)msg->type);
@@ -353,7 +355,7 @@ sl_status_t sl_transfer_msg_parse(const uint8_t *data, size_t size, sl_transfer_
         return sl_error(SL_ERR_INVALID, "%s: %zu bytes, expected at least %d", what, size,
                         MESSAGE_HEADER_BYTES);
     }
-    if (pool > SL_POOL_DECODE || type < SL_TRANSFER_MSG_GRANT || type > SL_TRANSFER_MSG_RELEASE) {
+    if (pool > SL_POOL_DECODE || type < SL_TRANSFER_MSG_GRANT || type > SL_TRANSFER_MSG_BYE) {
         return sl_error(SL_ERR_INVALID, "%s: type %u of pool %u", what, type, pool);
     }
     msg.type = (sl_transfer_msg_type_t)type;

@@ -1,6 +1,6 @@
 /*
  * Bytes that the ranks exchange over UCX outside of the latent pages themselves: the addresses that
- * travel through the router, and the headers of grant, commit and release. Fixed fields,
+ * travel through the router, and the headers of grant, commit, release and bye. Fixed fields,
  * little-endian, in the order of the structs; nothing of C's layout reaches the wire. Parsing
  * checks every size and count against the bytes at hand before use and never allocates.
  *
@@ -56,6 +56,7 @@ typedef enum {
     SL_TRANSFER_MSG_GRANT = 1,
     SL_TRANSFER_MSG_COMMIT = 2,
     SL_TRANSFER_MSG_RELEASE = 3,
+    SL_TRANSFER_MSG_BYE = 4, /* the sender closes its endpoint; attempt and generation are 0 */
 } sl_transfer_msg_type_t;
 
 typedef struct {

@@ -28,6 +28,7 @@
 #define PUTS_PER_TURN 32u      /* of one attempt, so that commands and messages get their turn */
 #define PUT_BYTES_MAX (8u << 20) /* adjoining pages are merged up to this; a page is never split */
 #define LOG_INTERVAL_US 1000000u
+#define END_LEASES 12u /* a flush and commit longer than this many leases: the peer is stuck */
 
 static void fail(sl_transfer_t *transfer, sl_attempt_t *attempt, sl_status_t status,
                  const char *text)
@@ -319,9 +320,10 @@ static void flush_callback(void *request, ucs_status_t status, void *user_data)
     ucp_request_free(request);
 }
 
-static void begin_flush(sl_attempt_t *attempt)
+static void begin_flush(sl_attempt_t *attempt, uint64_t now_us)
 {
     attempt->phase = SL_ATTEMPT_FLUSHING;
+    attempt->end_by_us = now_us + END_LEASES * attempt->transfer->params.lease_us;
     for (uint32_t t = 0; t < attempt->target_count; t++) {
         sl_target_t *target = &attempt->targets[t];
         if (!target->written || !sl_peer_usable(target->peer)) {
@@ -387,7 +389,7 @@ static void check_targets(sl_transfer_t *transfer, sl_attempt_t *attempt)
     }
 }
 
-static bool drive_writing(sl_transfer_t *transfer, sl_attempt_t *attempt)
+static bool drive_writing(sl_transfer_t *transfer, sl_attempt_t *attempt, uint64_t now_us)
 {
     bool posted = false;
     check_targets(transfer, attempt);
@@ -395,23 +397,38 @@ static bool drive_writing(sl_transfer_t *transfer, sl_attempt_t *attempt)
         posted = post_puts(transfer, attempt);
         if (attempt->failed == SL_OK && attempt->segments == NULL && attempt->commit_wanted) {
             check_complete(transfer, attempt);
-            begin_flush(attempt);
+            begin_flush(attempt, now_us);
             return true;
         }
     }
     if (attempt->failed != SL_OK || attempt->abort_wanted) {
         drop_segments(attempt);
-        begin_flush(attempt);
+        begin_flush(attempt, now_us);
         return true;
     }
     return posted;
 }
 
-static bool drive(sl_transfer_t *transfer, sl_attempt_t *attempt)
+/* A peer that stands still does not fail at UCX; closing its endpoint ends what is in flight. */
+static void give_up_targets(sl_attempt_t *attempt)
+{
+    for (uint32_t t = 0; t < attempt->target_count; t++) {
+        sl_peer_t *peer = attempt->targets[t].peer;
+        if (peer != NULL && peer->operations > 0) {
+            sl_peer_give_up(peer, "writes do not complete");
+        }
+    }
+}
+
+static bool drive(sl_transfer_t *transfer, sl_attempt_t *attempt, uint64_t now_us)
 {
     bool worked = false;
     if (attempt->phase == SL_ATTEMPT_WRITING) {
-        worked = drive_writing(transfer, attempt);
+        worked = drive_writing(transfer, attempt, now_us);
+    }
+    if (attempt->phase != SL_ATTEMPT_WRITING && attempt->in_flight > 0 &&
+        now_us >= attempt->end_by_us) {
+        give_up_targets(attempt);
     }
     if (attempt->phase == SL_ATTEMPT_FLUSHING && attempt->in_flight == 0) {
         check_targets(transfer, attempt);
@@ -425,12 +442,12 @@ static bool drive(sl_transfer_t *transfer, sl_attempt_t *attempt)
     return worked;
 }
 
-bool sl_writer_drive(sl_transfer_t *transfer)
+bool sl_writer_drive(sl_transfer_t *transfer, uint64_t now_us)
 {
     bool worked = false;
     for (sl_attempt_t *attempt = transfer->oldest, *newer; attempt != NULL; attempt = newer) {
         newer = attempt->newer;
-        worked |= drive(transfer, attempt);
+        worked |= drive(transfer, attempt, now_us);
     }
     return worked;
 }

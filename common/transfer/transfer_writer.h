@@ -28,6 +28,7 @@ typedef struct sl_attempt {
     struct sl_attempt *older, *newer;
     sl_attempt_phase_t phase;
     uint32_t in_flight; /* puts, flushes and messages */
+    uint64_t end_by_us; /* from FLUSHING on: then the targets are given up */
 
     bool granted;
     uint32_t generation;

@@ -75,6 +75,17 @@ static inline bool pipe_write(int fd, const void *data, size_t bytes)
     return send(fd, data, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
+#if defined(__SANITIZE_THREAD__)
+/* A put that UCX carries out in the reader's transfer thread is ordered before the reader's look at
+ * the page by way of the writer's commit, which may have reached another process; the sanitizer
+ * sees only this one. */
+const char *__tsan_default_suppressions(void);
+const char *__tsan_default_suppressions(void)
+{
+    return "race:ucp_put_handler\n";
+}
+#endif
+
 /* UCX reads this when it is loaded, before main(): its memory hooks do not go with sanitizers. */
 static inline void restart_without_memory_hooks(char **argv)
 {

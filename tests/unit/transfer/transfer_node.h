@@ -146,6 +146,15 @@ static inline sl_transfer_event_t node_wait(node_t *node)
         event_;                                                                                    \
     })
 
+/* The engine has run all commands given so far: one that fails at once came after them. */
+static inline void node_commands_run(node_t *node)
+{
+    sl_rank_id_t nobody = node_id(7);
+    uint32_t page = 0;
+    CHECK_OK(sl_transfer_grant(node->transfer, UINT64_MAX, 0, &nobody, &page, 1));
+    node_expect(node, SL_TRANSFER_WRITER_LOST, UINT64_MAX);
+}
+
 /* Layers [begin, end) of own page `page` hold the writer's page `source`. */
 static inline void node_check_page(const node_t *node, uint32_t page, uint32_t source,
                                    uint32_t begin, uint32_t end)
