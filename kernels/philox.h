@@ -1,7 +1,7 @@
 /*
  * Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random
  * numbers: as easy as 1, 2, 3" (SC 2011). Sampling uses it so that a token's draw is a function of
- * the request's seed and the token's position alone: it survives a change of batch, rank or machine.
+ * the request's seed and the token's position alone, in any batch, on any rank and machine.
  *
  * The draw, exactly (part of the protocol: every backend and every version must agree):
  *   key     = (seed mod 2^32, seed div 2^32)

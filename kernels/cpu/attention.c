@@ -26,7 +26,7 @@ typedef struct {
     float max, sum;
 } running_t;
 
-/* Scores to weights in place, and the running pair; returns the factor for what was summed before. */
+/* Scores to weights in place, and the running pair; returns the factor for the sums so far. */
 static float advance(const sl_isa_t *isa, running_t *running, float *scores, size_t count,
                      float scale)
 {
@@ -40,15 +40,13 @@ static float advance(const sl_isa_t *isa, running_t *running, float *scores, siz
 }
 
 /* Divides by the sum; returns the log-sum-exp. */
-static float finish(const running_t *running, float *out, size_t width)
+static float finish(const sl_isa_t *isa, const running_t *running, float *out, size_t width)
 {
     if (running->sum == 0) {
         return -INFINITY;
     }
     float factor = 1 / running->sum;
-    for (size_t c = 0; c < width; c++) {
-        out[c] *= factor;
-    }
+    isa->mix(&(sl_mix_t){.keep = &factor, .out = out, .rows = 1, .width = width});
     return running->max + logf(running->sum);
 }
 
@@ -134,7 +132,7 @@ static void prefill_block(const sl_isa_t *isa, const sl_attn_prefill_t *p, const
         key += keys;
     } while (key < limit);
     for (size_t i = 0; i < rows; i++) {
-        float lse = finish(&running[i], h->out + (query + i) * h->out_stride, p->v_dim);
+        float lse = finish(isa, &running[i], h->out + (query + i) * h->out_stride, p->v_dim);
         if (h->lse != NULL) {
             h->lse[(query + i) * h->lse_stride] = lse;
         }
@@ -196,7 +194,7 @@ sl_status_t sl_cpu_attn_prefill(sl_device_t *device, sl_stream_t *stream,
 
 sl_status_t sl_cpu_attn_merge(sl_device_t *device, sl_stream_t *stream, const sl_attn_merge_t *p)
 {
-    (void)device, (void)stream;
+    (void)stream;
     for (size_t i = 0; i < (size_t)p->rows * p->heads; i++) {
         float a = p->lse[i], b = p->other_lse[i];
         if (b == -INFINITY) {
@@ -204,11 +202,15 @@ sl_status_t sl_cpu_attn_merge(sl_device_t *device, sl_stream_t *stream, const sl
         }
         float max = a > b ? a : b;
         float weight_a = expf(a - max), weight_b = expf(b - max), sum = weight_a + weight_b;
-        float *out = (float *)p->out + i * p->v_dim;
-        const float *other = (const float *)p->other_out + i * p->v_dim;
-        for (size_t c = 0; c < p->v_dim; c++) {
-            out[c] = (weight_a * out[c] + weight_b * other[c]) / sum;
-        }
+        weight_a /= sum;
+        weight_b /= sum;
+        device->isa->mix(&(sl_mix_t){.p = &weight_b,
+                                     .v = (const float *)p->other_out + i * p->v_dim,
+                                     .keep = &weight_a,
+                                     .out = (float *)p->out + i * p->v_dim,
+                                     .rows = 1,
+                                     .k = 1,
+                                     .width = p->v_dim});
         p->lse[i] = max + logf(sum);
     }
     return SL_OK;
@@ -279,7 +281,7 @@ static void absorbed_heads(const sl_isa_t *isa, const sl_attn_absorbed_t *p, siz
         j += keys;
     }
     for (size_t i = 0; i < rows; i++) {
-        (void)finish(&running[i], out + i * p->kv_lora, p->kv_lora);
+        (void)finish(isa, &running[i], out + i * p->kv_lora, p->kv_lora);
     }
 }
 

@@ -41,6 +41,8 @@ typedef struct {
     void (*mix)(const sl_mix_t *params);
     /* x *= scale; returns the largest, ignoring NaN; -inf if there is none. */
     float (*scale_max)(float *x, size_t count, float scale);
+    /* out = x, but -inf for NaN; returns the largest. */
+    float (*clean_max)(float *out, const float *x, size_t count);
     /* out = exp((x - shift) * scale), out may be x or NULL; returns the sum. */
     float (*exp_sum)(float *out, const float *x, size_t count, float shift, float scale);
     float (*square_sum)(const float *x, size_t count);

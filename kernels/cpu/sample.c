@@ -57,50 +57,51 @@ static int32_t heap_pop(int32_t *heap, size_t *count, const float *logits)
     return first;
 }
 
-static size_t heap_fill(int32_t *heap, const float *logits, uint32_t vocab)
+/* Of the tokens that weigh more than `least`; returns how many. */
+static size_t heap_fill(const sample_scratch_t *s, uint32_t vocab, double least)
 {
     size_t count = 0;
     for (uint32_t i = 0; i < vocab; i++) {
-        if (logits[i] > -INFINITY) { /* the others weigh nothing */
-            heap[count++] = (int32_t)i;
-        }
+        s->heap[count] = (int32_t)i;
+        count += s->weight[i] > least;
     }
     for (size_t i = count / 2; i-- > 0;) {
-        sift_down(heap, count, i, logits);
+        sift_down(s->heap, count, i, s->logits);
     }
     return count;
 }
 
-/* Moves the weights that top_k and top_p leave into `kept`. */
-static void keep_ordered(const sl_sample_row_t *rule, const sample_scratch_t *s, uint32_t vocab)
+/* Leaves in `kept` the weights of the shortest prefix of the order that reaches top_p. Tokens below
+ * half of (1 - top_p) * total / vocab cannot be in it: all of them together are less than what it
+ * leaves out. */
+static void keep_top_p(const sl_sample_row_t *rule, const sample_scratch_t *s, uint32_t vocab)
 {
-    size_t count = heap_fill(s->heap, s->logits, vocab);
-    size_t limit = rule->top_k > 0 && rule->top_k < count ? rule->top_k : count;
     double total = 0, sum = 0;
-    if (limit == count && rule->top_p >= 1) {
-        memcpy(s->kept, s->weight, vocab * sizeof(float));
-        return;
+    for (uint32_t i = 0; i < vocab; i++) {
+        total += s->weight[i];
     }
+    size_t count = heap_fill(s, vocab, 0.5 * (1 - rule->top_p) * total / vocab);
     memset(s->kept, 0, vocab * sizeof(float));
-    if (limit == count) { /* top_p alone: stop as soon as it is reached */
-        for (uint32_t i = 0; i < vocab; i++) {
-            total += s->weight[i];
-        }
-        for (size_t i = 0; i < limit && (i == 0 || sum < rule->top_p * total); i++) {
-            int32_t id = heap_pop(s->heap, &count, s->logits);
-            s->kept[id] = s->weight[id];
-            sum += s->weight[id];
-        }
-        return;
-    }
-    /* The share of top_p is of what top_k leaves, so that comes off the heap first; popped ids wait
-     * in the places the shrinking heap leaves behind, last first. */
-    size_t end = count;
+    do {
+        int32_t id = heap_pop(s->heap, &count, s->logits);
+        s->kept[id] = s->weight[id];
+        sum += s->weight[id];
+    } while (count > 0 && sum < rule->top_p * total);
+}
+
+/* The same of the top_k first, top_p being a share of what they weigh together. Popped ids wait in
+ * the places that the shrinking heap leaves behind, last first. */
+static void keep_top_k(const sl_sample_row_t *rule, const sample_scratch_t *s, uint32_t vocab)
+{
+    size_t count = heap_fill(s, vocab, 0), end = count;
+    size_t limit = rule->top_k < count ? rule->top_k : count;
+    double total = 0, sum = 0;
     for (size_t i = 0; i < limit; i++) {
         int32_t id = heap_pop(s->heap, &count, s->logits);
         s->heap[count] = id;
         total += s->weight[id];
     }
+    memset(s->kept, 0, vocab * sizeof(float));
     for (size_t i = 0; i < limit; i++) {
         int32_t id = s->heap[end - 1 - i];
         if (i == 0 || rule->top_p >= 1 || sum < rule->top_p * total) {
@@ -128,23 +129,28 @@ static int32_t draw(const sl_sample_row_t *rule, const float *kept, uint32_t voc
     return last;
 }
 
-/* Copies the logits, the forbidden ones as -inf; returns the first in order among the allowed. */
-static int32_t mask_logits(const sl_sample_row_t *rule, const float *logits, uint32_t vocab,
-                           float *out)
+/* Copies the logits, the forbidden ones as -inf; returns the largest of the allowed. */
+static float mask_logits(const sl_isa_t *isa, const sl_sample_row_t *rule, const float *logits,
+                         uint32_t vocab, float *out)
 {
-    for (uint32_t i = 0; i < vocab; i++) {
-        out[i] = isnan(logits[i]) ? -INFINITY : logits[i];
-    }
+    float max = isa->clean_max(out, logits, vocab);
+    bool masked_max = false;
     for (uint32_t i = 0; i < rule->masked_count; i++) {
         if (rule->masked[i] >= 0 && (uint32_t)rule->masked[i] < vocab) {
+            masked_max = masked_max || out[rule->masked[i]] == max;
             out[rule->masked[i]] = -INFINITY;
         }
     }
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < vocab; i++) {
-        best = out[i] > out[best] ? i : best;
+    return masked_max ? isa->clean_max(out, out, vocab) : max;
+}
+
+static int32_t first_equal(const float *values, uint32_t count, float value)
+{
+    uint32_t i = 0;
+    while (i + 1 < count && values[i] != value) {
+        i++;
     }
-    return (int32_t)best;
+    return (int32_t)i;
 }
 
 /* The lowest id that is not masked; 0 if all are. Where every allowed logit is -inf. */
@@ -165,19 +171,21 @@ static int32_t lowest_allowed(const sl_sample_row_t *rule, uint32_t vocab)
 static int32_t choose(const sl_isa_t *isa, const sl_sample_row_t *rule, const float *logits,
                       uint32_t vocab, const sample_scratch_t *s)
 {
-    int32_t best = mask_logits(rule, logits, vocab, s->logits);
-    float max = s->logits[best];
+    float max = mask_logits(isa, rule, logits, vocab, s->logits);
     if (max == -INFINITY) {
         return lowest_allowed(rule, vocab);
     }
     if (rule->temperature == 0 || max == INFINITY) {
-        return best;
+        return first_equal(s->logits, vocab, max);
     }
     float scale = fminf(1 / rule->temperature, FLT_MAX); /* finite, so that 0 * scale is 0 */
     isa->exp_sum(s->weight, s->logits, vocab, max, scale);
     const float *kept = s->weight;
-    if (rule->top_k > 0 || rule->top_p < 1) {
-        keep_ordered(rule, s, vocab);
+    if (rule->top_k > 0 && rule->top_k < vocab) {
+        keep_top_k(rule, s, vocab);
+        kept = s->kept;
+    } else if (rule->top_p < 1) {
+        keep_top_p(rule, s, vocab);
         kept = s->kept;
     }
     if (rule->min_p > 0) { /* the best one weighs 1 */

@@ -34,6 +34,7 @@ static void bind_embed(bind_t *b, const op_case_t *c)
         .rows = c->rows,
         .width = c->n,
     };
+    b->bytes = 8.0 * c->rows * c->n; /* not the whole table */
 }
 
 static void bind_take_rows(bind_t *b, const op_case_t *c)

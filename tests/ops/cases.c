@@ -154,9 +154,23 @@ const size_t op_case_count = sizeof(op_cases) / sizeof(op_cases[0]);
 const char *op_name(op_t op)
 {
     static const char *const names[OP_COUNT] = {
-        "embed",         "rms_norm",      "linear",   "head_linear",  "rope_cache", "gather_latents",
-        "attn_prefill",  "attn_merge",    "attn_absorbed", "route",   "moe_permute",
-        "grouped_linear", "silu_mul",     "moe_combine", "take_rows", "sample",     "token_logprobs",
+        [OP_EMBED] = "embed",
+        [OP_RMS_NORM] = "rms_norm",
+        [OP_LINEAR] = "linear",
+        [OP_HEAD_LINEAR] = "head_linear",
+        [OP_ROPE_CACHE] = "rope_cache",
+        [OP_GATHER_LATENTS] = "gather_latents",
+        [OP_ATTN_PREFILL] = "attn_prefill",
+        [OP_ATTN_MERGE] = "attn_merge",
+        [OP_ATTN_ABSORBED] = "attn_absorbed",
+        [OP_ROUTE] = "route",
+        [OP_MOE_PERMUTE] = "moe_permute",
+        [OP_GROUPED_LINEAR] = "grouped_linear",
+        [OP_SILU_MUL] = "silu_mul",
+        [OP_MOE_COMBINE] = "moe_combine",
+        [OP_TAKE_ROWS] = "take_rows",
+        [OP_SAMPLE] = "sample",
+        [OP_TOKEN_LOGPROBS] = "token_logprobs",
     };
     return names[op];
 }

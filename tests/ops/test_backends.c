@@ -26,8 +26,8 @@ static void test_tables_are_complete(void **state)
         }
         assert_string_equal(ops->name, names[i]);
         /* From `open` on the table is function pointers alone. */
-        for (size_t at = offsetof(sl_ops_t, open); at < sizeof(*ops); at += sizeof(void (*)(void))) {
-            void (*entry)(void);
+        void (*entry)(void);
+        for (size_t at = offsetof(sl_ops_t, open); at < sizeof(*ops); at += sizeof(entry)) {
             memcpy(&entry, (const char *)ops + at, sizeof(entry));
             assert_true(entry != NULL);
         }

@@ -155,7 +155,8 @@ EACH_BACKEND_TEST(merge_of_parts)
 static void check_absorbed_equals_unabsorbed(const sl_ops_t *ops, sl_device_t *device)
 {
     enum { HEADS_N = 3, NOPE = 4, ROPE = 2, V = 5, LORA = 8, W = LORA + ROPE, K = 70, PAGE = 16 };
-    static float cache[5 * PAGE * W], kv[K * HEADS_N * (NOPE + V)], kv_b[HEADS_N * (NOPE + V) * LORA];
+    static float cache[5 * PAGE * W], kv[K * HEADS_N * (NOPE + V)];
+    static float kv_b[HEADS_N * (NOPE + V) * LORA];
     static float latents[K * W], uk[HEADS_N * LORA * NOPE], uv[HEADS_N * V * LORA];
     float q[HEADS_N * (NOPE + ROPE)], q_latent[HEADS_N * LORA], mixed[HEADS_N * LORA];
     float expected[HEADS_N * V], got[HEADS_N * V];
