@@ -57,7 +57,8 @@ typedef struct sl_command {
 /* ---- peers ---- */
 
 /*
- *   no endpoint --connect--> connected --UCX error, or gone--> closing --close completed--> closed
+ *   no endpoint --connect--> connected --UCX error-----------------> closing --completed--> closed
+ *                                 \--gone--> leaving --flushed------/
  *
  * A peer never leaves `closed`: one endpoint per incarnation. It is freed once it is gone, closed
  * and nothing refers to it.
@@ -70,6 +71,8 @@ typedef struct sl_peer {
     ucp_rkey_h rkey;   /* kept until closed: puts in flight use it */
     bool failed;       /* set by UCX's callback; the loop closes */
     bool gone;         /* the router, or a newer incarnation, says so */
+    bool leaving;      /* gone without an error: said bye, waiting for it to leave */
+    uint64_t leave_by_us;
     bool closing, closed;
     uint64_t closed_at_us;
     uint32_t operations; /* puts, flushes and messages in flight */
@@ -176,7 +179,7 @@ void sl_peer_give_up(sl_peer_t *peer, const char *why);
 
 /* Closes failed and gone peers' endpoints, notices closes that have completed, frees what nothing
  * refers to. */
-void sl_peers_tend(sl_transfer_t *transfer);
+void sl_peers_tend(sl_transfer_t *transfer, uint64_t now_us);
 
 /* Begins to close every endpoint, gracefully (what was sent arrives) where the peer is usable. */
 void sl_peers_close_all(sl_transfer_t *transfer, bool force);

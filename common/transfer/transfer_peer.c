@@ -6,7 +6,9 @@
  * inside the callback would pull the endpoint from under a caller that is still using it.
  *
  * A forced close does not reach the other side: its puts would be dropped here and never complete
- * there. So a peer that the router reports gone is sent a `bye` first, in case that it lives.
+ * there. So a peer that the router reports gone is sent a `bye` first, in case that it lives. The
+ * close then waits until that has left (LEAVE_WAIT_US at most, if the peer is dead), because UCX
+ * 1.13 aborts the process of a peer whose connection is closed by force while it is being made.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,6 +18,8 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/transfer/transfer_engine.h"
+
+#define LEAVE_WAIT_US 1000000u
 
 const char *sl_rank_text(const sl_rank_id_t *rank, char text[SL_RANK_TEXT_BYTES])
 {
@@ -77,7 +81,9 @@ static void on_endpoint_error(void *arg, ucp_ep_h endpoint, ucs_status_t status)
 {
     (void)endpoint;
     sl_peer_t *peer = arg;
-    if (!peer->failed && !peer->gone && !peer->closing) {
+    if (peer->gone) {
+        peer->failed = true; /* no need to wait for the bye to leave */
+    } else if (!peer->failed && !peer->closing) {
         peer->failed = true;
         snprintf(peer->why, sizeof(peer->why), "%s", ucs_status_string(status));
     }
@@ -255,6 +261,46 @@ static void say_bye(sl_transfer_t *transfer, sl_peer_t *peer)
     post_send(peer, send);
 }
 
+static void leave_callback(void *request, ucs_status_t status, void *user_data)
+{
+    (void)status; /* closed by force either way */
+    sl_peer_t *peer = user_data;
+    peer->operations--;
+    peer->leave_by_us = 0;
+    ucp_request_free(request);
+}
+
+static void begin_leave(sl_transfer_t *transfer, sl_peer_t *peer, uint64_t now_us)
+{
+    peer->leaving = true;
+    say_bye(transfer, peer);
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.send = leave_callback,
+        .user_data = peer,
+    };
+    void *request = ucp_ep_flush_nbx(peer->endpoint, &param);
+    if (UCS_PTR_IS_PTR(request)) {
+        peer->operations++;
+        peer->leave_by_us = now_us + LEAVE_WAIT_US;
+    }
+}
+
+/* Of a peer that failed or is gone: the next step towards its close. */
+static void tend_ending(sl_transfer_t *transfer, sl_peer_t *peer, uint64_t now_us)
+{
+    if (peer->endpoint != NULL && !peer->leaving) {
+        char name[SL_RANK_TEXT_BYTES];
+        sl_log_info("transfer: closing %s: %s", sl_rank_text(&peer->id, name), peer->why);
+    }
+    if (peer->endpoint != NULL && !peer->failed && !peer->leaving) {
+        begin_leave(transfer, peer, now_us);
+    }
+    if (!peer->leaving || peer->failed || now_us >= peer->leave_by_us) {
+        begin_close(peer, true);
+    }
+}
+
 static void free_peer(sl_peer_t *peer)
 {
     free(peer->address);
@@ -277,18 +323,11 @@ void sl_peer_on_bye(sl_transfer_t *transfer, const sl_transfer_msg_t *msg)
     }
 }
 
-void sl_peers_tend(sl_transfer_t *transfer)
+void sl_peers_tend(sl_transfer_t *transfer, uint64_t now_us)
 {
     for (sl_peer_t **link = &transfer->peers, *peer; (peer = *link) != NULL;) {
         if ((peer->failed || peer->gone) && !peer->closing) {
-            char name[SL_RANK_TEXT_BYTES];
-            if (peer->endpoint != NULL) {
-                sl_log_info("transfer: closing %s: %s", sl_rank_text(&peer->id, name), peer->why);
-                if (!peer->failed) {
-                    say_bye(transfer, peer);
-                }
-            }
-            begin_close(peer, true);
+            tend_ending(transfer, peer, now_us);
         }
         bool idle = peer->closed && peer->operations == 0;
         if (idle && peer->rkey != NULL) {

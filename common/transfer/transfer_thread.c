@@ -231,7 +231,7 @@ static bool turn(sl_transfer_t *transfer, uint64_t *wake_us)
     worked |= handle_inbox(transfer);
     uint64_t now_us = sl_now_us();
     worked |= sl_writer_drive(transfer, now_us);
-    sl_peers_tend(transfer);
+    sl_peers_tend(transfer, now_us);
     /* What has arrived already, perhaps while this process did not run, counts before the lease of
      * a lost writer does. */
     if (calls < PROGRESS_CALLS_MAX) {

@@ -203,6 +203,33 @@ static void test_reported_gone(void **state)
     run_processes(2, run_gone, NULL, NULL);
 }
 
+/* The same while the connection is just being made, from both sides at once. */
+static void run_gone_at_once(process_t *process)
+{
+    sl_rank_id_t writer = node_id(0);
+    uint32_t page = 1;
+    for (uint64_t round = 1; round <= 10; round++) {
+        node_t node;
+        node_join(process, &node);
+        if (process->rank == 1) {
+            node_grant(&node, round, 1, &page, 1);
+            CHECK_OK(sl_transfer_peer_gone(node.transfer, &writer));
+            node_expect(&node, SL_TRANSFER_WRITER_LOST, round);
+        } else {
+            node_open(&node, round, 1);
+            sl_transfer_event_t event = node_expect(&node, SL_TRANSFER_FAILED, round);
+            CHECK(event.status == SL_ERR_UNREACHABLE);
+        }
+        node_leave(&node);
+    }
+}
+
+static void test_gone_while_connecting(void **state)
+{
+    (void)state;
+    run_processes(2, run_gone_at_once, NULL, NULL);
+}
+
 /* ---- the reader stands still ---- */
 
 static void run_reader_stopped(process_t *process)
@@ -642,6 +669,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_killed_second_target_releases_the_first),
         cmocka_unit_test(test_killed_writer_is_lost_after_the_lease),
         cmocka_unit_test(test_reported_gone),
+        cmocka_unit_test(test_gone_while_connecting),
         cmocka_unit_test(test_stopped_reader_is_given_up),
         cmocka_unit_test(test_writer_is_told_that_the_reader_is_gone),
         cmocka_unit_test(test_writes_end_with_the_lease),
