@@ -151,6 +151,14 @@ def test_status_json(cluster):
     assert all(r["state"] == "ready" and r["pages_total"] == 256 for r in status["ranks"])
 
 
+def test_status_until_ready(cluster):
+    out, _ = run("status", "--router", cluster.client_address, "--until-ready", "2")
+    assert "1 of 1 groups ready" in out
+    _, err = run("status", "--router", cluster.client_address, "--until-ready", "3", "--timeout",
+                 "0.2", code=1)
+    assert "2 of 3 ranks are ready after 0.2 s" in err
+
+
 def test_status_watch_repeats(cluster):
     """It prints until it is interrupted; the reader's going away ends it too."""
     process = subprocess.Popen([sys.executable, "-m", "sluice", "status", "--json", "--watch",

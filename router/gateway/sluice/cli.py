@@ -9,12 +9,14 @@ import json
 import os
 import sys
 import threading
+import time
 
 from . import detokenize, table
 from .client import Client
 from .errors import RequestError, SluiceError
 from .protocol import SamplingParams
 
+READY_LOOK_S = 0.05
 DEFAULT_ROUTER = "tcp://127.0.0.1:5550"
 
 
@@ -95,6 +97,10 @@ def make_parser():
     status.add_argument("--json", action="store_true", help="print JSON")
     status.add_argument("--watch", nargs="?", type=float, const=1.0, metavar="S",
                         help="print again every S seconds (default 1) until interrupted")
+    status.add_argument("--until-ready", type=int, metavar="N",
+                        help="print nothing until N ranks are ready")
+    status.add_argument("--timeout", type=float, default=60.0, metavar="S",
+                        help="wait for --until-ready at most this long (default: %(default)s)")
     generate.set_defaults(run=run_generate)
     status.set_defaults(run=run_status)
     return parser
@@ -211,8 +217,23 @@ def run_generate(args, client):
 
 # ---- status ----
 
+def wait_ready(args, client):
+    """Asks again, at a polite pace, until enough ranks are ready."""
+    deadline_s, pause = time.monotonic() + args.timeout, threading.Event()
+    while True:
+        ready = sum(r.state == "ready" for r in client.status().ranks)
+        if ready >= args.until_ready:
+            return
+        if time.monotonic() > deadline_s:
+            raise SluiceError(f"{ready} of {args.until_ready} ranks are ready after "
+                              f"{args.timeout:g} s")
+        pause.wait(READY_LOOK_S)
+
+
 def run_status(args, client):
     forever = threading.Event()
+    if args.until_ready is not None:
+        wait_ready(args, client)
     while True:
         status = client.status()
         if args.json:

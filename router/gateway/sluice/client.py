@@ -157,10 +157,11 @@ class Client:
 
     def close(self):
         """Closes the socket at once; open streams end with ConnectionLost. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        self._ring()
+        with self._bell_lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._bell_out.send(b"")
         self._thread.join()
         self._bell_out.close(0)
         self._context.term()
@@ -188,13 +189,10 @@ class Client:
 
     def _submit(self, command):
         """Runs command() on the I/O thread; the frame it returns, if any, is sent."""
-        if self._closing:
-            raise ConnectionLost(f"the client of {self.address} is closed")
-        self._commands.append(command)
-        self._ring()
-
-    def _ring(self):
         with self._bell_lock:
+            if self._closing:
+                raise ConnectionLost(f"the client of {self.address} is closed")
+            self._commands.append(command)
             self._bell_out.send(b"")
 
     # ---- I/O thread ----
@@ -214,6 +212,7 @@ class Client:
                 self._drain()
             if self._monitor in ready:
                 self._watch_link(unsent)
+        self._take_commands(unsent)  # none can follow: close() and _submit() exclude each other
         self._flush(unsent)
         self._mux.fail_all(ConnectionLost(f"the client of {self.address} was closed"))
         self._socket.disable_monitor()
