@@ -34,9 +34,9 @@
 
 #define TIMEOUT_DEFAULT_US 30000000u
 #define SPIN_DEFAULT_US 50u
-#define SPIN_PURE_US 4u      /* of the busy part: without giving the core to whoever wants it */
-#define YIELDS_MAX 8u        /* after the busy part, before sleeping */
-#define SLEEP_MAX_MS 20      /* a lost wake-up costs no more than this */
+#define SPIN_PURE_US 4u /* of the busy part: without giving the core to whoever wants it */
+#define YIELDS_MAX 8u   /* after the busy part, before sleeping */
+#define SLEEP_MAX_MS 20 /* a lost wake-up costs no more than this */
 #define CLOSE_WAIT_US 500000u
 #define BROADCAST_RUN 32u
 #define REDUCE_DIRECT_BYTES 65536u /* all-reduce in one round while size * bytes is within this */
@@ -215,14 +215,13 @@ static sl_status_t fail_timeout(sl_group_t *group)
             used += (size_t)snprintf(missing + used, sizeof(missing) - used, " %u", r);
         }
     }
-    return fail(group,
-                sl_error(SL_ERR_TIMEOUT,
-                         "group rank %u at %s %llu: no message within %llu ms from rank%s "
-                         "(%u sends unfinished)",
-                         group->params.rank, op_name(group->op),
-                         (unsigned long long)group->sequence,
-                         (unsigned long long)(group->params.timeout_us / 1000),
-                         used == 0 ? "s: none missing" : missing, group->sends_waiting));
+    return fail(group, sl_error(SL_ERR_TIMEOUT,
+                                "group rank %u at %s %llu: no message within %llu ms from rank%s "
+                                "(%u sends unfinished)",
+                                group->params.rank, op_name(group->op),
+                                (unsigned long long)group->sequence,
+                                (unsigned long long)(group->params.timeout_us / 1000),
+                                used == 0 ? "s: none missing" : missing, group->sends_waiting));
 }
 
 /* First busy, since a peer is often only microseconds behind; then giving way, since on a host
@@ -330,8 +329,8 @@ static sl_status_t barrier(sl_group_t *group)
 sl_status_t sl_group_create(sl_ucx_t *ucx, const sl_group_params_t *params, sl_group_t **group_p)
 {
     if (params->size == 0 || params->size > SL_GROUP_RANKS_MAX || params->rank >= params->size) {
-        return sl_error(SL_ERR_CONFIG, "group: rank %u of %u, expected below 1 to %d",
-                        params->rank, params->size, SL_GROUP_RANKS_MAX);
+        return sl_error(SL_ERR_CONFIG, "group: rank %u of %u, expected below 1 to %d", params->rank,
+                        params->size, SL_GROUP_RANKS_MAX);
     }
     sl_group_t *group = calloc(1, sizeof(*group));
     if (group == NULL) {
@@ -423,8 +422,7 @@ static sl_status_t connect_rank(sl_group_t *group, uint32_t rank, const sl_bytes
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS,
         .address = (const ucp_address_t *)blob.worker_address,
     };
-    ucs_status_t status =
-        ucp_ep_create(group->ucx.worker, &params, &group->endpoints[rank]);
+    ucs_status_t status = ucp_ep_create(group->ucx.worker, &params, &group->endpoints[rank]);
     if (status != UCS_OK) {
         group->endpoints[rank] = NULL;
         return sl_error(SL_ERR_UNREACHABLE, "group rank %u: connecting to rank %u: %s",

@@ -19,6 +19,9 @@
  * generation is refused and logged. Attempts have increasing ids per writer: a grant for an attempt
  * at or below the highest one opened here that is no longer held is answered with a release at
  * once, and one above it waits for its open().
+ *
+ * A peer whose connection broke stays broken until it comes back as another incarnation. Every
+ * attempt that is opened, and every grant, ends with exactly one event.
  */
 #ifndef SL_TRANSFER_TRANSFER_H
 #define SL_TRANSFER_TRANSFER_H
@@ -37,13 +40,13 @@ typedef struct {
     sl_rank_id_t self;
     void *base; /* the page pool: page p at base + p * page_bytes; registered whole */
     size_t page_bytes;
-    size_t layers;     /* a page is `layers` equal blocks, one a layer */
+    size_t layers; /* a page is `layers` equal blocks, one a layer */
     uint32_t page_count;
     uint64_t layout_hash;
     bool (*may_write)(void *arg); /* any thread; NULL: always */
     void *may_write_arg;
-    uint64_t lease_us;  /* wait after a writer is lost; 0: 5 s */
-    size_t ring_items;  /* 0: 8192 */
+    uint64_t lease_us; /* wait after a writer is lost; 0: 5 s */
+    size_t ring_items; /* 0: 8192 */
 } sl_transfer_params_t;
 
 SL_MUST_USE sl_status_t sl_transfer_create(const sl_transfer_params_t *params,
@@ -58,7 +61,8 @@ void sl_transfer_address(const sl_transfer_t *transfer, sl_bytes_t *borrowed);
 
 SL_MUST_USE sl_status_t sl_transfer_peer_add(sl_transfer_t *transfer, const sl_rank_id_t *peer,
                                              const sl_bytes_t *address);
-/* The router says the peer is gone (dead or left): its endpoint is closed by force. */
+/* The router says the peer is gone (dead or left): it is told so, in case that it lives, and its
+ * endpoint is closed by force. */
 SL_MUST_USE sl_status_t sl_transfer_peer_gone(sl_transfer_t *transfer, const sl_rank_id_t *peer);
 
 /* Reader: tells `writer` where to write. Pages are the engine's FILLING pages, in prompt order. */
@@ -66,8 +70,9 @@ SL_MUST_USE sl_status_t sl_transfer_grant(sl_transfer_t *transfer, uint64_t atte
                                           uint32_t generation, const sl_rank_id_t *writer,
                                           const uint32_t *pages, uint32_t page_count);
 
-/* Writer: begins an attempt. targets[0] grants and gets the commit; with --attention tp on the
- * reading side the other ranks of its group get the same pages at the same page ids. */
+/* Writer: begins an attempt; FAILED if a target has not been added. targets[0] grants and gets the
+ * commit; with --attention tp on the reading side the other ranks of its group get the same pages
+ * at the same page ids. */
 SL_MUST_USE sl_status_t sl_transfer_open(sl_transfer_t *transfer, uint64_t attempt,
                                          const sl_rank_id_t *targets, uint32_t target_count);
 
@@ -80,17 +85,18 @@ SL_MUST_USE sl_status_t sl_transfer_push(sl_transfer_t *transfer, uint64_t attem
 
 /* What the reader needs to go on with the request. Little-endian on the wire. */
 typedef struct {
-    uint32_t page_count;    /* pages pushed in all */
+    uint32_t page_count; /* pages pushed in all, of all layers: as many as were granted */
     uint32_t prompt_len;
-    int32_t first_token;    /* sampled from the prompt's last position, output index 0 */
-    uint64_t seed;          /* of the request; randomness is (seed, position) */
+    int32_t first_token; /* sampled from the prompt's last position, output index 0 */
+    uint64_t seed;       /* of the request; randomness is (seed, position) */
 } sl_commit_t;
 
 /* Writer: all pages are pushed; flush every target, then commit to targets[0]. */
 SL_MUST_USE sl_status_t sl_transfer_commit(sl_transfer_t *transfer, uint64_t attempt,
                                            const sl_commit_t *commit);
 
-/* Writer: give up (cancelled, failed, or finished without decode): flush, then release. */
+/* Writer: give up (cancelled, failed, or finished without decode): flush, then release. Also for
+ * attempts that were not opened (ABORTED) or have ended already (no event). */
 SL_MUST_USE sl_status_t sl_transfer_abort(sl_transfer_t *transfer, uint64_t attempt);
 
 /* ---- events ---- */
@@ -100,17 +106,18 @@ typedef enum {
     SL_TRANSFER_ABORTED,     /* writer: given up, nothing in flight, release sent or not needed */
     SL_TRANSFER_FAILED,      /* writer: a target failed or the lease ran out; nothing in flight */
     SL_TRANSFER_COMMITTED,   /* reader: pages are complete and visible */
-    SL_TRANSFER_RELEASED,    /* reader: the writer has flushed and gave up */
+    SL_TRANSFER_RELEASED,    /* reader: the writer has flushed and gave up, or its commit was not of
+                                this layout and number of pages (status SL_ERR_REFUSED) */
     SL_TRANSFER_WRITER_LOST, /* reader: no write can land any more */
 } sl_transfer_event_type_t;
 
 typedef struct {
     sl_transfer_event_type_t type;
     uint64_t attempt;
-    uint32_t generation;  /* reader's events */
-    sl_commit_t commit;   /* COMMITTED */
-    sl_status_t status;   /* FAILED, WRITER_LOST */
-    char text[256];       /* FAILED, WRITER_LOST: which peer and why */
+    uint32_t generation; /* reader's events */
+    sl_commit_t commit;  /* COMMITTED */
+    sl_status_t status;  /* FAILED, WRITER_LOST, RELEASED */
+    char text[256];      /* FAILED, WRITER_LOST: which peer and why */
 } sl_transfer_event_t;
 
 /* The next event, or NULL; free() it. */

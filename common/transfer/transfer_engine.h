@@ -117,9 +117,9 @@ struct sl_transfer {
     sl_pending_event_t *pending, **pending_tail; /* events that found the ring full, oldest first */
 
     /* writer */
-    sl_id_table_t attempts;       /* sl_attempt_t */
+    sl_id_table_t attempts;             /* sl_attempt_t */
     struct sl_attempt *oldest, *newest; /* the same in the order of their opens */
-    sl_id_table_t early;    /* grants before their open */
+    sl_id_table_t early;                /* grants before their open */
     uint64_t early_pages;
     sl_id_table_t tombs; /* ids above the highest opened, aborted before their open */
     bool opened_any;

@@ -231,8 +231,8 @@ static void begin_close(sl_peer_t *peer, bool force)
         return;
     }
     ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_FLAGS,
+        .op_attr_mask =
+            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
         .cb.send = close_callback,
         .user_data = peer,
         .flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0,

@@ -10,7 +10,8 @@
  *   (freed)   SENT, ABORTED or FAILED
  *
  * so a failure takes the same road as success, and no event comes before the last put has ended.
- * A put that UCX has taken cannot be recalled; therefore the lease (may_write) is asked before each.
+ * A put that UCX has taken cannot be recalled; therefore the lease (may_write) is asked before
+ * each.
  *
  * Which (page, layer) blocks have been put is kept as bits, and a commit with a block missing is a
  * failure here rather than garbage on the other side.
@@ -25,8 +26,9 @@
 #include "common/transfer/transfer_writer.h"
 
 #define PUTS_PER_PEER 32u
-#define PUTS_PER_TURN 32u      /* of one attempt, so that commands and messages get their turn */
-#define PUT_BYTES_MAX (8u << 20) /* adjoining pages are merged up to this; a page is never split */
+#define PUTS_PER_TURN 32u        /* of one attempt, so that commands and messages get their turn */
+#define PUT_BYTES_MAX (8u << 20) /* adjoining pages are merged up to this; a page is never split   \
+                                  */
 #define LOG_INTERVAL_US 1000000u
 #define END_LEASES 12u /* a flush and commit longer than this many leases: the peer is stuck */
 
@@ -159,8 +161,9 @@ static void check_complete(sl_transfer_t *transfer, sl_attempt_t *attempt)
     size_t bits = text[0] == '\0' ? (size_t)pages * transfer->params.layers : 0;
     for (size_t bit = 0; bit < bits; bit++) {
         if ((attempt->covered[bit / 64] >> (bit % 64) & 1) == 0) {
-            snprintf(text, sizeof(text), "commit of %u pages, but page %zu layer %zu was not pushed",
-                     pages, bit / transfer->params.layers, bit % transfer->params.layers);
+            snprintf(text, sizeof(text),
+                     "commit of %u pages, but page %zu layer %zu was not pushed", pages,
+                     bit / transfer->params.layers, bit % transfer->params.layers);
             break;
         }
     }
@@ -200,8 +203,7 @@ static uint32_t run_length(const sl_transfer_t *transfer, const sl_attempt_t *at
         return 1;
     }
     const uint32_t *remote = attempt->pages + segment->first;
-    while (at + run < segment->count &&
-           (run + 1) * transfer->params.page_bytes <= PUT_BYTES_MAX &&
+    while (at + run < segment->count && (run + 1) * transfer->params.page_bytes <= PUT_BYTES_MAX &&
            segment->pages[at + run] == segment->pages[at] + run &&
            remote[at + run] == remote[at] + run) {
         run++;
@@ -214,16 +216,17 @@ static void put(sl_transfer_t *transfer, sl_attempt_t *attempt, const sl_command
 {
     size_t page_bytes = transfer->params.page_bytes, layer_bytes = transfer->layer_bytes;
     size_t within = segment->layer_begin * layer_bytes;
-    size_t bytes = run > 1 ? run * page_bytes
-                           : (segment->layer_end - segment->layer_begin) * layer_bytes;
+    size_t bytes =
+        run > 1 ? run * page_bytes : (segment->layer_end - segment->layer_begin) * layer_bytes;
     uint32_t local_page = segment->pages[attempt->cursor_page];
     uint32_t remote_page = attempt->pages[segment->first + attempt->cursor_page];
-    const uint8_t *local = (const uint8_t *)transfer->params.base + local_page * page_bytes + within;
+    const uint8_t *local =
+        (const uint8_t *)transfer->params.base + local_page * page_bytes + within;
     uint64_t remote = target->peer->blob.pool_base + remote_page * page_bytes + within;
 
     ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_MEMH,
+        .op_attr_mask =
+            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH,
         .cb.send = put_callback,
         .user_data = target,
         .memh = transfer->memory,
@@ -232,8 +235,8 @@ static void put(sl_transfer_t *transfer, sl_attempt_t *attempt, const sl_command
     target->peer->operations++;
     target->peer->puts++;
     attempt->in_flight++;
-    void *request = ucp_put_nbx(target->peer->endpoint, local, bytes, remote, target->peer->rkey,
-                                &param);
+    void *request =
+        ucp_put_nbx(target->peer->endpoint, local, bytes, remote, target->peer->rkey, &param);
     if (!UCS_PTR_IS_PTR(request)) {
         put_finished(target, UCS_PTR_STATUS(request));
     }

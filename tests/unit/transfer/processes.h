@@ -101,8 +101,7 @@ static inline void restart_without_memory_hooks(char **argv)
 
 /* Everyone brings bytes, everyone gets all of them (malloc'ed, in rank order). Also a barrier. A
  * rank that has died brings none. */
-static inline void process_meet(process_t *process, const void *mine, size_t bytes,
-                                sl_bytes_t *all)
+static inline void process_meet(process_t *process, const void *mine, size_t bytes, sl_bytes_t *all)
 {
     CHECK(pipe_write(process->fd, &bytes, sizeof(bytes)));
     CHECK(bytes == 0 || pipe_write(process->fd, mine, bytes));

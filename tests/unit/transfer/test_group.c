@@ -79,10 +79,7 @@ static void check_exchange(process_t *process, sl_group_t *group)
 static void shape(uint32_t kind, uint32_t size, size_t unit, size_t *counts)
 {
     for (uint32_t r = 0; r < size; r++) {
-        counts[r] = kind == 0   ? unit
-                    : kind == 1 ? unit * r + 1
-                    : kind == 2 ? (r % 2) * unit
-                                : 0;
+        counts[r] = kind == 0 ? unit : kind == 1 ? unit * r + 1 : kind == 2 ? (r % 2) * unit : 0;
     }
 }
 

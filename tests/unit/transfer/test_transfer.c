@@ -211,8 +211,7 @@ static void many_write(node_t *node)
     for (uint32_t count = 0; count < MANY; count++) {
         sl_transfer_event_t event = node_wait(node);
         CHECK(event.attempt >= 1 && event.attempt <= MANY && !ended[event.attempt]);
-        CHECK(event.type ==
-              (many_aborted(event.attempt) ? SL_TRANSFER_ABORTED : SL_TRANSFER_SENT));
+        CHECK(event.type == (many_aborted(event.attempt) ? SL_TRANSFER_ABORTED : SL_TRANSFER_SENT));
         ended[event.attempt] = true;
     }
 }
@@ -361,8 +360,7 @@ static void run_late_aborts(process_t *process)
         CHECK_OK(sl_transfer_abort(node.transfer, id));
         sl_transfer_event_t event = node_wait(&node);
         CHECK(event.attempt == id);
-        CHECK(event.type == SL_TRANSFER_ABORTED ||
-              (id % 3 == 2 && event.type == SL_TRANSFER_SENT));
+        CHECK(event.type == SL_TRANSFER_ABORTED || (id % 3 == 2 && event.type == SL_TRANSFER_SENT));
         process_barrier(process);
         CHECK(sl_transfer_take(node.transfer) == NULL);
     }

@@ -7,7 +7,7 @@
 #include "common/transfer/transfer_wire.h"
 #include "common/transfer/ucx_context.h"
 
-#define BIG_PAGE_BYTES (NODE_LAYERS * 65536u) /* 128 MiB a pool: long enough to die within */
+#define BIG_PAGE_BYTES (NODE_LAYERS * 16384u) /* 32 MiB a pool: long enough to die within */
 
 static void all_pages(uint32_t *pages)
 {
@@ -211,6 +211,8 @@ static void run_gone_at_once(process_t *process)
     for (uint64_t round = 1; round <= 10; round++) {
         node_t node;
         node_join(process, &node);
+        node_commands_run(&node);
+        process_barrier(process); /* both know each other, and a bye has somebody to tell */
         if (process->rank == 1) {
             node_grant(&node, round, 1, &page, 1);
             CHECK_OK(sl_transfer_peer_gone(node.transfer, &writer));
@@ -430,12 +432,12 @@ static void forger_wait(forger_t *forger, void *request)
     }
 }
 
-static void forger_send(forger_t *forger, const void *header, size_t header_bytes,
-                        const void *data, size_t bytes, uint32_t flags)
+static void forger_send(forger_t *forger, const void *header, size_t header_bytes, const void *data,
+                        size_t bytes, uint32_t flags)
 {
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = flags};
-    forger_wait(forger, ucp_am_send_nbx(forger->endpoint, 0, header, header_bytes, data, bytes,
-                                        &param));
+    forger_wait(forger,
+                ucp_am_send_nbx(forger->endpoint, 0, header, header_bytes, data, bytes, &param));
 }
 
 static void forger_send_msg(forger_t *forger, const sl_transfer_msg_t *msg)

@@ -61,8 +61,8 @@ static void test_pools_that_cannot_be(void **state)
     bad[0].page_count = 0;
     bad[1].page_bytes = 0;
     bad[2].layers = 0;
-    bad[3].page_bytes = 61 * 4096 + 1;            /* not whole layers */
-    bad[4].page_bytes = (uint64_t)61 << 57;       /* pages * bytes wraps */
+    bad[3].page_bytes = 61 * 4096 + 1;                /* not whole layers */
+    bad[4].page_bytes = (uint64_t)61 << 57;           /* pages * bytes wraps */
     bad[5].pool_base = UINT64_MAX - 61 * 4096000 + 1; /* the end wraps */
     bad[6].worker_address_bytes = 0;
     for (size_t i = 0; i < 7; i++) {
@@ -226,9 +226,12 @@ static void test_release_and_bye(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_transfer_blob),   cmocka_unit_test(test_pools_that_cannot_be),
-        cmocka_unit_test(test_damaged_addresses), cmocka_unit_test(test_grant),
-        cmocka_unit_test(test_commit),          cmocka_unit_test(test_release_and_bye),
+        cmocka_unit_test(test_transfer_blob),
+        cmocka_unit_test(test_pools_that_cannot_be),
+        cmocka_unit_test(test_damaged_addresses),
+        cmocka_unit_test(test_grant),
+        cmocka_unit_test(test_commit),
+        cmocka_unit_test(test_release_and_bye),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* A rank of the transfer tests: a small page pool with a recognisable filling, its transfer engine
- * and waits for events. Process 0 is the writer (prefill 0/0), process r > 0 reads (decode 0/r-1). */
+/* A rank of the transfer tests: a small page pool with a recognisable filling, its engine, and
+ * waits for events. Process 0 is the writer (prefill 0/0), process r > 0 reads (decode 0/r-1). */
 #ifndef SL_TESTS_TRANSFER_NODE_H
 #define SL_TESTS_TRANSFER_NODE_H
 
