@@ -80,7 +80,18 @@ static sl_status_t remove_request(sl_decode_t *decode, sl_decode_request_t *requ
 static sl_status_t on_reserve(sl_decode_t *decode, const sl_msg_reserve_t *message)
 {
     sl_decode_request_t *request = NULL;
-    sl_status_t status = sl_decode_requests_reserve(decode->requests, message, &request);
+    if (sl_decode_requests_find(decode->requests, message->attempt) != NULL) {
+        sl_log_warn("ignored a second reserve of attempt %llu",
+                    (unsigned long long)message->attempt);
+        return SL_OK;
+    }
+    sl_status_t status = sl_rule_check(sl_rank_config(decode->rank), message->attempt,
+                                       message->prompt_len, &message->sampling);
+    if (status != SL_OK) {
+        SL_TRY(sl_rank_post_failed(decode->rank, message->attempt, status, sl_error_text()));
+        return sl_rank_post_attempt(decode->rank, SL_MSG_RELEASED, message->attempt);
+    }
+    status = sl_decode_requests_reserve(decode->requests, message, &request);
     if (status == SL_ERR_NO_PAGES) {
         return sl_rank_post_attempt(decode->rank, SL_MSG_NO_PAGES, message->attempt);
     }

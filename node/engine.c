@@ -9,11 +9,17 @@
 
 #define SLEEP_MS 200 /* upper bound of one sleep; every wake-up has a descriptor of its own */
 
-static void publish(sl_rank_t *rank, bool stepping)
+void sl_rank_publish(sl_rank_t *rank, bool stepping)
 {
-    sl_msg_heartbeat_t figures = {.progress = rank->steps, .busy = stepping};
+    sl_msg_heartbeat_t figures = {.progress = rank->progress, .busy = stepping};
     rank->params.ops->figures(rank->params.self, &figures);
     sl_node_publish(rank->node, &figures);
+}
+
+void sl_rank_progress(sl_rank_t *rank)
+{
+    rank->progress++;
+    sl_rank_publish(rank, true);
 }
 
 static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
@@ -139,7 +145,7 @@ static sl_status_t make_step(sl_rank_t *rank)
     uint32_t rank_rows[SL_GROUP_RANKS_MAX];
     const void *plan;
     uint64_t started_us = sl_now_us();
-    publish(rank, true);
+    sl_rank_publish(rank, true);
     sl_step_clear(rank->step);
     if (plans(rank)) {
         ops->plan(self, rank->step);
@@ -161,7 +167,8 @@ static sl_status_t make_step(sl_rank_t *rank)
         rank->step_us += sl_now_us() - started_us;
     }
     rank->steps++;
-    publish(rank, false);
+    rank->progress++;
+    sl_rank_publish(rank, false);
     return SL_OK;
 }
 
@@ -188,7 +195,7 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
     const sl_rank_ops_t *ops = rank->params.ops;
     sl_status_t status = SL_OK;
     while (status == SL_OK && !sl_rank_stopping()) {
-        publish(rank, false);
+        sl_rank_publish(rank, false);
         status = take_messages(rank);
         if (status == SL_OK) {
             status = take_events(rank);

@@ -42,11 +42,21 @@ static const peer_t *find(const sl_peers_t *peers, const sl_rank_id_t *rank)
     return NULL;
 }
 
+/* Whoever is known at the place: its end may have been told while this rank could not hear it. */
+static void remove_place(sl_peers_t *peers, const sl_rank_id_t *rank)
+{
+    for (size_t i = 0; i < peers->count; i++) {
+        const sl_rank_id_t *known = &peers->items[i].rank;
+        if (known->pool == rank->pool && known->group == rank->group && known->rank == rank->rank) {
+            peers->items[i] = peers->items[--peers->count];
+            return;
+        }
+    }
+}
+
 sl_status_t sl_peers_add(sl_peers_t *peers, const sl_msg_peer_t *peer)
 {
-    if (find(peers, &peer->rank) != NULL) {
-        return SL_OK;
-    }
+    remove_place(peers, &peer->rank);
     if (peers->count == peers->capacity) {
         size_t capacity = peers->capacity == 0 ? 16 : peers->capacity * 2;
         peer_t *items = realloc(peers->items, capacity * sizeof(*items));

@@ -14,6 +14,7 @@ typedef struct sl_peers sl_peers_t;
 SL_MUST_USE sl_status_t sl_peers_create(sl_peers_t **peers_p);
 void sl_peers_destroy(sl_peers_t *peers);
 
+/* Takes the place of an earlier incarnation, if one is still there. */
 SL_MUST_USE sl_status_t sl_peers_add(sl_peers_t *peers, const sl_msg_peer_t *peer);
 void sl_peers_remove(sl_peers_t *peers, const sl_rank_id_t *rank);
 

@@ -86,7 +86,7 @@ static sl_status_t create_model(sl_rank_t *rank)
     };
     SL_TRY(sl_model_create(&params, &rank->model));
     SL_TRY(sl_step_create(params.max_rows, params.max_requests, sl_model_table_stride(rank->model),
-                          params.tp, &rank->step));
+                          params.tp, params.page_count, &rank->step));
     rank->plan = calloc(1, sl_step_plan_max(rank->step));
     if (rank->plan == NULL) {
         return sl_error(SL_ERR_NO_MEMORY, "step plan of %u bytes: out of memory",
@@ -217,8 +217,14 @@ void sl_rank_destroy(sl_rank_t *rank)
     if (rank == NULL) {
         return;
     }
+    if (rank->node != NULL) {
+        /* First, so that nothing new is sent here while the transfers end. */
+        sl_message_t goodbye = {.type = SL_MSG_GOODBYE};
+        sl_status_t status = sl_rank_post(rank, &goodbye);
+        (void)status; /* the router will notice by itself */
+    }
+    sl_transfer_destroy(rank->transfer); /* may write while the lease holds */
     atomic_store(&rank->lease_node, NULL);
-    sl_transfer_destroy(rank->transfer);
     sl_node_destroy(rank->node);
     rank->node = NULL;
     sl_group_destroy(rank->group);

@@ -177,6 +177,8 @@ sl_model_t *sl_rank_model(sl_rank_t *rank);
 const sl_model_config_t *sl_rank_config(const sl_rank_t *rank);
 sl_transfer_t *sl_rank_transfer(sl_rank_t *rank);
 const sl_peers_t *sl_rank_peers(const sl_rank_t *rank);
+/* A sign of life within a long step: the router takes a rank that is busy without any for stuck. */
+void sl_rank_progress(sl_rank_t *rank);
 SL_MUST_USE sl_status_t sl_rank_post(sl_rank_t *rank, const sl_message_t *message);
 SL_MUST_USE sl_status_t sl_rank_post_attempt(sl_rank_t *rank, sl_message_type_t type,
                                              uint64_t attempt); /* NO_PAGES, RELEASED */

@@ -23,9 +23,12 @@ struct sl_rank {
     _Atomic(sl_node_t *) lease_node;      /* for the transfer thread; NULL until registered */
     bool joined;                          /* the group is connected */
     uint64_t members[SL_GROUP_RANKS_MAX]; /* incarnations of the group's ranks, once joined */
-    uint64_t steps;
+    uint64_t steps, progress;
     uint64_t forward_us, step_us; /* in forward passes; in whole steps with rows */
 };
+
+/* node/engine.c: gives the net thread the figures of the next heartbeat. */
+void sl_rank_publish(sl_rank_t *rank, bool stepping);
 
 /* Whether SIGTERM or SIGINT has come; and a descriptor readable from then on. */
 bool sl_rank_stopping(void);

@@ -2,6 +2,24 @@
 
 #include <string.h>
 
+sl_status_t sl_rule_check(const sl_model_config_t *config, uint64_t attempt, uint64_t prompt_len,
+                          const sl_sampling_t *sampling)
+{
+    uint64_t longest = config->max_position_embeddings;
+    if (attempt == 0) {
+        return sl_error(SL_ERR_INVALID, "attempt: expected an id above 0, found 0");
+    }
+    if (prompt_len == 0 || sampling->max_tokens == 0 || prompt_len > longest ||
+        sampling->max_tokens > longest - prompt_len) {
+        return sl_error(SL_ERR_INVALID,
+                        "attempt %llu: expected a prompt and max_tokens of at least 1 and at most "
+                        "%llu tokens together, found %llu and %u",
+                        (unsigned long long)attempt, (unsigned long long)longest,
+                        (unsigned long long)prompt_len, sampling->max_tokens);
+    }
+    return SL_OK;
+}
+
 static void mask(sl_sample_row_t *rule, const int32_t *ids, uint32_t count)
 {
     SL_ASSERT(rule->masked_count + count <= SL_MASKED_TOKENS_MAX);

@@ -10,6 +10,11 @@
 #include "common/wire/messages.h"
 #include "kernels/ops.h"
 
+/* What a rank checks of an attempt before it takes it: an id, a prompt, and room in the model for
+ * prompt and max_tokens. SL_ERR_INVALID with the field, expected and found. */
+SL_MUST_USE sl_status_t sl_rule_check(const sl_model_config_t *config, uint64_t attempt,
+                                      uint64_t prompt_len, const sl_sampling_t *sampling);
+
 /* The rule for output `index` (0: the first token after the prompt). */
 void sl_rule_make(const sl_model_config_t *config, const sl_sampling_t *sampling, uint32_t index,
                   sl_sample_row_t *rule);

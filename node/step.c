@@ -13,7 +13,8 @@ typedef struct {
 } entry_t;
 
 struct sl_step {
-    uint32_t max_rows, max_requests, max_pages, table_stride, ranks;
+    uint32_t max_rows, max_requests, table_stride, ranks, page_count;
+    size_t max_pages; /* of all requests together */
     uint32_t rows, requests, pages;
     entry_t *entries;  /* [max_requests] */
     int32_t *tokens;   /* [max_rows] */
@@ -31,21 +32,28 @@ struct sl_step {
 #define PLAN_HEAD_WORDS 3
 #define ENTRY_WORDS (sizeof(entry_t) / sizeof(int32_t))
 
-static size_t plan_words(uint32_t rows, uint32_t requests, uint32_t pages)
+static size_t plan_words(size_t rows, size_t requests, size_t pages)
 {
     return PLAN_HEAD_WORDS + requests * ENTRY_WORDS + rows + pages;
 }
 
 sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests, uint32_t table_stride,
-                           uint32_t ranks, sl_step_t **step_p)
+                           uint32_t ranks, uint32_t page_count, sl_step_t **step_p)
 {
+    size_t max_pages = (size_t)max_requests * table_stride;
+    if (plan_words(max_rows, max_requests, max_pages) > UINT32_MAX / sizeof(int32_t)) {
+        return sl_error(SL_ERR_CONFIG,
+                        "step of %u requests with up to %u pages each: expected fewer requests",
+                        max_requests, table_stride);
+    }
     sl_step_t *step = calloc(1, sizeof(*step));
     if (step == NULL) {
         return sl_error(SL_ERR_NO_MEMORY, "step: out of memory");
     }
     step->max_rows = max_rows;
     step->max_requests = max_requests;
-    step->max_pages = max_requests * table_stride;
+    step->max_pages = max_pages;
+    step->page_count = page_count;
     step->table_stride = table_stride;
     step->ranks = ranks;
     step->entries = calloc(max_requests, sizeof(*step->entries));
@@ -209,6 +217,11 @@ static bool entries_fit(const sl_step_t *step)
         }
         rows += (uint32_t)entry->rows;
         pages += (uint32_t)entry->pages;
+    }
+    for (uint32_t i = 0; i < step->pages; i++) {
+        if (step->page_ids[i] < 0 || (uint32_t)step->page_ids[i] >= step->page_count) {
+            return false;
+        }
     }
     return rows == step->rows && pages == step->pages;
 }

@@ -15,9 +15,11 @@
 
 typedef struct sl_step sl_step_t;
 
-/* max_pages: page ids of all requests of a step together. table_stride: of the batch's tables. */
+/* table_stride: pages of the longest sequence. page_count: of the rank; a plan with another page is
+ * refused. SL_ERR_CONFIG where plans would pass 4 GiB. */
 SL_MUST_USE sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests,
-                                       uint32_t table_stride, uint32_t ranks, sl_step_t **step_p);
+                                       uint32_t table_stride, uint32_t ranks, uint32_t page_count,
+                                       sl_step_t **step_p);
 void sl_step_destroy(sl_step_t *step);
 
 void sl_step_clear(sl_step_t *step);

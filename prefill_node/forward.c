@@ -14,6 +14,7 @@ sl_status_t sl_prefill_forward(const sl_prefill_forward_t *forward, sl_model_t *
         }
         SL_TRY(sl_model_attention_end(model, layer));
         SL_TRY(sl_model_mlp(model, layer));
+        forward->layer_done(forward->arg);
         bool last = layer + 1 == forward->layers;
         if (last || (forward->push_layers > 0 && layer + 1 - told >= forward->push_layers)) {
             SL_TRY(forward->layers_done(forward->arg, told, layer + 1));

@@ -15,6 +15,7 @@ typedef struct {
     sl_mla_prefill_t mla;
     uint32_t layers;      /* of the model */
     uint32_t push_layers; /* tell the caller every so many layers; 0: only after the last */
+    void (*layer_done)(void *arg); /* after every layer: a sign of life in a long pass */
     /* Latents of layers [begin, end) of all rows are final and in the pages. */
     sl_status_t (*layers_done)(void *arg, uint32_t begin, uint32_t end);
     void *arg;

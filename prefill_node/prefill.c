@@ -88,7 +88,24 @@ static sl_status_t end_request(sl_prefill_t *prefill, sl_prefill_request_t *requ
 static sl_status_t refuse(sl_prefill_t *prefill, uint64_t attempt, sl_status_t status)
 {
     SL_TRY(sl_rank_post_failed(prefill->rank, attempt, status, sl_error_text()));
-    return sl_rank_post_attempt(prefill->rank, SL_MSG_RELEASED, attempt);
+    SL_TRY(sl_rank_post_attempt(prefill->rank, SL_MSG_RELEASED, attempt));
+    /* Never opened, but the decode rank's grant still wants its release. */
+    return sl_transfer_abort(sl_rank_transfer(prefill->rank), attempt);
+}
+
+/* The router has checked all this; a rank does not take its word for what it would crash on. */
+static sl_status_t check_prefill(const sl_prefill_t *prefill, const sl_msg_prefill_t *message)
+{
+    const sl_model_config_t *config = sl_rank_config(prefill->rank);
+    SL_TRY(sl_rule_check(config, message->attempt, message->token_count, &message->sampling));
+    for (size_t i = 0; i < message->token_count; i++) {
+        if (message->tokens[i] < 0 || (uint32_t)message->tokens[i] >= config->vocab_size) {
+            return sl_error(SL_ERR_INVALID,
+                            "prefill.tokens[%zu]: expected an id below %u, found %d", i,
+                            config->vocab_size, message->tokens[i]);
+        }
+    }
+    return SL_OK;
 }
 
 static sl_status_t on_prefill(sl_prefill_t *prefill, const sl_msg_prefill_t *message)
@@ -98,8 +115,15 @@ static sl_status_t on_prefill(sl_prefill_t *prefill, const sl_msg_prefill_t *mes
     sl_prefill_request_t *request = NULL;
     sl_msg_prefill_t copy = *message; /* whose tokens the request takes over */
     sl_transfer_t *transfer = sl_rank_transfer(prefill->rank);
-    sl_status_t status =
-        sl_peers_targets(sl_rank_peers(prefill->rank), &message->decode, targets, &count);
+    if (sl_prefill_requests_find(prefill->requests, message->attempt) != NULL) {
+        sl_log_warn("ignored a second prefill of attempt %llu",
+                    (unsigned long long)message->attempt);
+        return SL_OK;
+    }
+    sl_status_t status = check_prefill(prefill, message);
+    if (status == SL_OK) {
+        status = sl_peers_targets(sl_rank_peers(prefill->rank), &message->decode, targets, &count);
+    }
     if (status != SL_OK) {
         return refuse(prefill, message->attempt, status);
     }
@@ -112,10 +136,7 @@ static sl_status_t on_prefill(sl_prefill_t *prefill, const sl_msg_prefill_t *mes
     status = sl_prefill_requests_add(prefill->requests, &copy, sl_now_us(), &request);
     free(copy.tokens); /* NULL when taken over */
     if (status != SL_OK && sl_status_scope(status) == SL_SCOPE_REQUEST) {
-        /* Opened and aborted, so that the decode rank's grant finds an answer. */
-        SL_TRY(refuse(prefill, message->attempt, status));
-        SL_TRY(sl_transfer_open(transfer, message->attempt, targets, count));
-        return sl_transfer_abort(transfer, message->attempt);
+        return refuse(prefill, message->attempt, status);
     }
     SL_TRY(status);
     return sl_transfer_open(transfer, message->attempt, targets, count);
@@ -124,9 +145,12 @@ static sl_status_t on_prefill(sl_prefill_t *prefill, const sl_msg_prefill_t *mes
 static sl_status_t on_cancel(sl_prefill_t *prefill, uint64_t attempt)
 {
     sl_prefill_request_t *request = sl_prefill_requests_find(prefill->requests, attempt);
-    if (request == NULL || request->state == SL_PREFILL_SENDING ||
-        request->state == SL_PREFILL_ENDING) {
+    if (request == NULL || request->state == SL_PREFILL_ENDING) {
         return SL_OK; /* its end is under way or told already */
+    }
+    if (request->state == SL_PREFILL_SENDING) {
+        /* It may be waiting for a grant that will never come. */
+        return sl_transfer_abort(sl_rank_transfer(prefill->rank), attempt);
     }
     return end_request(prefill, request);
 }
@@ -191,6 +215,12 @@ static sl_status_t push_layers(void *arg, uint32_t begin, uint32_t end)
     return SL_OK;
 }
 
+static void layer_done(void *arg)
+{
+    sl_prefill_t *prefill = arg;
+    sl_rank_progress(prefill->rank);
+}
+
 static sl_status_t prefill_forward(void *self, sl_model_t *model, const sl_batch_t *batch)
 {
     sl_prefill_t *prefill = self;
@@ -198,6 +228,7 @@ static sl_status_t prefill_forward(void *self, sl_model_t *model, const sl_batch
         .mla = (sl_mla_prefill_t)prefill->options.mla,
         .layers = sl_rank_config(prefill->rank)->num_hidden_layers,
         .push_layers = (uint32_t)prefill->options.push_layers,
+        .layer_done = layer_done,
         .layers_done = push_layers,
         .arg = prefill,
     };
@@ -233,6 +264,7 @@ static sl_status_t post_prompt_logprobs(sl_prefill_t *prefill, const sl_step_t *
             prefill->rows[i] = row0 + (int32_t)(position - request->done_count + i);
             prefill->targets[i] = request->tokens[position + i + 1];
         }
+        sl_rank_progress(prefill->rank);
         SL_TRY(sl_model_logits(model, prefill->rows, count, &logits));
         SL_TRY(sl_model_token_logprobs(model, logits, prefill->targets, count,
                                        (uint32_t)request->sampling.prompt_logprobs,

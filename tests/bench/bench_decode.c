@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     }
     sl_status_t status = sl_model_create(&params, &rig.model);
     if (status == SL_OK) {
-        status = sl_step_create(1, 1, sl_model_table_stride(rig.model), 1, &rig.step);
+        status = sl_step_create(1, 1, sl_model_table_stride(rig.model), 1, PAGES, &rig.step);
     }
     if (status == SL_OK) {
         status = measure(&rig, prompt, steps);

@@ -36,7 +36,7 @@ static void test_run_to_the_end(void **state)
     sl_decode_request_t *request = NULL;
     sl_step_t *step = NULL;
     uint32_t count, rank_rows = 1;
-    assert_int_equal(sl_step_create(4, 4, PAGES, 1, &step), SL_OK);
+    assert_int_equal(sl_step_create(4, 4, PAGES, 1, PAGES, &step), SL_OK);
     assert_int_equal(reserve(requests, 1, 65, 64, &request), SL_OK);
     assert_int_equal(request->prompt_pages, 2);
     assert_int_equal(request->page_count, 3);

@@ -58,6 +58,44 @@ static void test_finish(void **state)
     assert_int_equal(sl_rule_finish(&config, &sampling, 0, 50), SL_FINISH_STOP);
 }
 
+static void test_check(void **state)
+{
+    (void)state;
+    const sl_model_config_t small = {.max_position_embeddings = 100};
+    sl_sampling_t sampling = sampling_of(0, 40, false);
+    assert_int_equal(sl_rule_check(&small, 7, 60, &sampling), SL_OK);
+    assert_int_equal(sl_rule_check(&small, 7, 61, &sampling), SL_ERR_INVALID);
+    assert_int_equal(sl_rule_check(&small, 7, 0, &sampling), SL_ERR_INVALID);
+    assert_int_equal(sl_rule_check(&small, 7, UINT64_MAX, &sampling), SL_ERR_INVALID);
+    assert_int_equal(sl_rule_check(&small, 0, 60, &sampling), SL_ERR_INVALID);
+    sampling.max_tokens = 0;
+    assert_int_equal(sl_rule_check(&small, 7, 60, &sampling), SL_ERR_INVALID);
+}
+
+/* A peer whose end was told while this rank could not hear it is gone when its place is taken. */
+static void test_replaced_peer(void **state)
+{
+    (void)state;
+    sl_peers_t *peers = NULL;
+    sl_rank_id_t targets[SL_GROUP_RANKS_MAX];
+    uint32_t count = 0;
+    assert_int_equal(sl_peers_create(&peers), SL_OK);
+    for (uint64_t life = 1; life <= 200; life++) {
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            sl_msg_peer_t peer = {.rank = {SL_POOL_DECODE, 0, rank, 10 * life + rank},
+                                  .tp = 2,
+                                  .attention = SL_ATTENTION_TP};
+            assert_int_equal(sl_peers_add(peers, &peer), SL_OK);
+            assert_int_equal(sl_peers_add(peers, &peer), SL_OK); /* told twice */
+        }
+        sl_rank_id_t leader = {SL_POOL_DECODE, 0, 0, 10 * life};
+        assert_int_equal(sl_peers_targets(peers, &leader, targets, &count), SL_OK);
+        assert_int_equal(count, 2);
+        assert_int_equal(targets[1].incarnation, 10 * life + 1);
+    }
+    sl_peers_destroy(peers);
+}
+
 static sl_msg_peer_t peer_of(uint32_t group, uint32_t rank, uint64_t incarnation,
                              sl_attention_t attention)
 {
@@ -100,9 +138,9 @@ static void test_targets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mask),
-        cmocka_unit_test(test_finish),
-        cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_mask),          cmocka_unit_test(test_finish),
+        cmocka_unit_test(test_check),         cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_replaced_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@
 static sl_step_t *make(uint32_t rows, uint32_t requests)
 {
     sl_step_t *step = NULL;
-    assert_int_equal(sl_step_create(rows, requests, STRIDE, 2, &step), SL_OK);
+    assert_int_equal(sl_step_create(rows, requests, STRIDE, 2, 64, &step), SL_OK);
     return step;
 }
 
@@ -102,9 +102,23 @@ static void test_plan_damaged(void **state)
             assert_int_equal(sl_step_rows(to), 0);
         }
     }
+    uint32_t last = bytes / sizeof(int32_t) - 1; /* a page of this rank's pool, 64 of them */
+    for (uint32_t page = 63; page <= 64; page++) {
+        memcpy(copy, plan, bytes);
+        copy[last] = (int32_t)page;
+        assert_int_equal(sl_step_set_plan(to, copy, bytes), page < 64 ? SL_OK : SL_ERR_DESYNC);
+    }
     free(copy);
     sl_step_destroy(from);
     sl_step_destroy(to);
+}
+
+static void test_too_large(void **state)
+{
+    (void)state;
+    sl_step_t *step = NULL;
+    assert_int_equal(sl_step_create(65536, 65536, 1u << 14, 1, 64, &step), SL_ERR_CONFIG);
+    assert_null(step);
 }
 
 int main(void)
@@ -113,6 +127,7 @@ int main(void)
         cmocka_unit_test(test_batch),
         cmocka_unit_test(test_plan_round_trip),
         cmocka_unit_test(test_plan_damaged),
+        cmocka_unit_test(test_too_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

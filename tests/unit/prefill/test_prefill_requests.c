@@ -22,7 +22,7 @@ static rig_t rig_open(uint32_t pages)
     sl_prefill_requests_params_t params = {
         .page_count = pages, .token_budget = BUDGET, .starve_us = 1000};
     assert_int_equal(sl_prefill_requests_create(&params, &rig.requests), SL_OK);
-    assert_int_equal(sl_step_create(BUDGET, 8, STRIDE, 1, &rig.step), SL_OK);
+    assert_int_equal(sl_step_create(BUDGET, 8, STRIDE, 1, 64, &rig.step), SL_OK);
     return rig;
 }
 

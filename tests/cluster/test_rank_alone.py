@@ -1,0 +1,209 @@
+"""One prefill and one decode rank against a scripted router: what a rank does with messages the
+real router would not send, or not in that order."""
+import time
+
+import build
+import msgpack
+import pytest
+import zmq
+from goldens import GOLDEN
+from processes import Program, wait_until
+
+SAMPLING = {"seed": 1, "max_tokens": 8, "temperature": 0.0}
+
+
+class ScriptedRouter:
+    def __init__(self):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.bind("tcp://127.0.0.1:*")
+        self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.hello, self.keys, self.ready, self.log = {}, {}, set(), []
+
+    def close(self):
+        self.context.destroy(linger=0)
+
+    def send(self, pool, kind, **fields):
+        frame = msgpack.packb({"v": 1, "type": kind, **fields})
+        self.socket.send_multipart([self.keys[pool], frame])
+
+    def take(self):
+        """Handles one message, if one comes soon: membership here, the rest goes to the log."""
+        if not self.socket.poll(20):
+            return
+        key, frame = self.socket.recv_multipart()
+        message = msgpack.unpackb(frame)
+        kind = message["type"]
+        if kind == "hello":
+            pool, incarnation = message["rank"]["pool"], message["rank"]["incarnation"]
+            self.hello[pool], self.keys[pool] = message, key
+            self.send(pool, "welcome", incarnation=incarnation, heartbeat_ms=100, lease_ms=5000)
+            self.send(pool, "group", incarnations=[incarnation],
+                      addresses=[message["group_address"]])
+            return
+        pool = next(p for p, k in self.keys.items() if k == key)
+        if kind == "heartbeat":
+            self.send(pool, "heartbeat_ack", sequence=message["sequence"])
+        if kind == "ready":
+            self.ready.add(pool)
+        self.log.append((pool, message))
+
+    def introduce(self):
+        for pool, other in (("prefill", "decode"), ("decode", "prefill")):
+            hello = self.hello[other]
+            self.send(pool, "peer", rank=hello["rank"], alive=True, tp=1, attention="dp",
+                      transfer_address=hello["transfer_address"])
+
+    def of(self, pool, kind, attempt):
+        return [m for p, m in self.log
+                if p == pool and m["type"] == kind and m.get("attempt") == attempt]
+
+    def free_pages(self, pool):
+        beats = [m for p, m in self.log if p == pool and m["type"] == "heartbeat"]
+        return beats[-1]["pages_free"] if beats else None
+
+
+class Rig:
+    def __init__(self, folder):
+        self.router = ScriptedRouter()
+        self.ranks = [Program(pool, self._command(pool), folder / f"{pool}.log",
+                              build.environment()) for pool in ("prefill", "decode")]
+
+    def _command(self, pool):
+        argv = [build.program(f"sluice-{pool}"), "--router", self.router.address,
+                "--model", str(GOLDEN / "lite"), "--pages", "64"]
+        return argv + (["--token-budget", "256"] if pool == "prefill" else ["--max-batch", "8"])
+
+    def wait(self, condition, what):
+        def look():
+            self.router.take()
+            return condition()
+        return wait_until(look, 30 * build.patience(), what, self.ranks)
+
+    def wait_message(self, pool, kind, attempt):
+        return self.wait(lambda: self.router.of(pool, kind, attempt),
+                         f"{kind} of attempt {attempt} from {pool}")
+
+    def wait_free(self):
+        """Every page of both ranks free, by heartbeats from now on."""
+        self.router.log = [(p, m) for p, m in self.router.log if m["type"] != "heartbeat"]
+        self.wait(lambda: all(self.router.free_pages(p) == 64 for p in ("prefill", "decode")),
+                  "64 free pages on both ranks")
+
+    def check_alive(self):
+        for rank in self.ranks:
+            assert rank.exit_code is None, rank.tail()
+            assert not rank.reports(), rank.reports()
+
+    def prefill(self, attempt, tokens=(1, 2, 3), **changes):
+        decode = self.router.hello["decode"]["rank"]
+        self.router.send("prefill", "prefill", attempt=attempt, decode=decode,
+                         tokens=list(tokens), **(SAMPLING | changes))
+
+    def reserve(self, attempt, prompt_len=3, **changes):
+        prefill = self.router.hello["prefill"]["rank"]
+        self.router.send("decode", "reserve", attempt=attempt, prefill=prefill,
+                         prompt_len=prompt_len, **(SAMPLING | changes))
+
+    def close(self):
+        for rank in self.ranks:
+            rank.kill()
+            rank.release()
+        self.router.close()
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory):
+    rig = Rig(tmp_path_factory.mktemp("ranks"))
+    try:
+        rig.wait(lambda: len(rig.router.ready) == 2, "both ranks ready")
+        rig.router.introduce()
+        yield rig
+    finally:
+        rig.close()
+
+
+@pytest.fixture
+def attempts(rig):
+    """Increasing ids, as a router gives them; afterwards both ranks hold nothing."""
+    base = time.monotonic_ns()
+    yield iter(range(base, base + 100))
+    rig.check_alive()
+    rig.wait_free()
+
+
+def finish(rig, attempt):
+    rig.reserve(attempt)
+    rig.prefill(attempt)
+    rig.wait_message("decode", "released", attempt)
+    rig.wait_message("prefill", "released", attempt)
+    tokens = [m["tokens"] for m in
+              rig.router.of("prefill", "tokens", attempt) + rig.router.of("decode", "tokens", attempt)]
+    assert sum(len(t) for t in tokens) == SAMPLING["max_tokens"]
+
+
+def test_an_attempt_runs(rig, attempts):
+    finish(rig, next(attempts))
+
+
+def test_cancel_of_a_computed_prompt_without_a_grant(rig, attempts):
+    attempt = next(attempts)
+    rig.prefill(attempt)
+    rig.wait_message("prefill", "tokens", attempt)
+    rig.router.send("prefill", "cancel_attempt", attempt=attempt)
+    rig.wait_message("prefill", "released", attempt)
+    finish(rig, next(attempts))
+
+
+def test_unknown_decode_rank_is_refused_and_its_grant_released(rig, attempts):
+    attempt = next(attempts)
+    stranger = dict(rig.router.hello["decode"]["rank"], incarnation=12345)
+    rig.reserve(attempt)
+    rig.router.send("prefill", "prefill", attempt=attempt, decode=stranger, tokens=[1, 2, 3],
+                    **SAMPLING)
+    failed = rig.wait_message("prefill", "failed", attempt)[0]
+    assert failed["code"] == "unreachable" and "12345" in failed["message"]
+    rig.wait_message("prefill", "released", attempt)
+    rig.wait_message("decode", "released", attempt)
+
+
+@pytest.mark.parametrize("fault, words", [
+    ({"tokens": [1, 2, 256]}, "prefill.tokens[2]: expected an id below 256, found 256"),
+    ({"tokens": [5] * 5119, "max_tokens": 2}, "5119 and 2"),
+    ({"tokens": [5] * 6000}, "6000 and 8"),
+    ({"tokens": [5] * 4200}, "needs 66 pages: expected 1 to 64"),
+], ids=["id", "length", "prompt", "pages"])
+def test_bad_prefill(rig, attempts, fault, words):
+    attempt = next(attempts)
+    rig.prefill(attempt, **fault)
+    failed = rig.wait_message("prefill", "failed", attempt)[0]
+    assert failed["code"] == "invalid" and words in failed["message"]
+    rig.wait_message("prefill", "released", attempt)
+
+
+def test_bad_reserve(rig, attempts):
+    attempt = next(attempts)
+    rig.reserve(attempt, prompt_len=5119, max_tokens=2)
+    failed = rig.wait_message("decode", "failed", attempt)[0]
+    assert failed["code"] == "invalid" and "5119 and 2" in failed["message"]
+    rig.wait_message("decode", "released", attempt)
+
+
+def test_no_pages_holds_nothing(rig, attempts):
+    attempt = next(attempts)
+    rig.reserve(attempt, prompt_len=4200, max_tokens=1)
+    rig.wait_message("decode", "no_pages", attempt)
+    assert not rig.router.of("decode", "released", attempt)
+
+
+def test_repeated_messages_count_once(rig, attempts):
+    attempt = next(attempts)
+    rig.reserve(attempt)
+    rig.reserve(attempt)
+    rig.prefill(attempt)
+    rig.prefill(attempt)
+    rig.wait_message("decode", "released", attempt)
+    rig.wait_message("prefill", "released", attempt)
+    finish(rig, next(attempts))
+    assert len(rig.router.of("prefill", "released", attempt)) == 1
+    assert len(rig.router.of("decode", "released", attempt)) == 1
