@@ -540,17 +540,25 @@ void sl_registry_settle(sl_registry_t *registry, uint64_t now_us)
     }
 }
 
+/* A time moved on by a pause, but never past now: what has been heard since the pause needs nothing
+ * forgiven, and a time that lay ahead would make the age computed from it wrap. */
+static uint64_t shifted(uint64_t time_us, uint64_t pause_us, uint64_t now_us)
+{
+    return now_us - time_us > pause_us ? time_us + pause_us : now_us;
+}
+
 /* Shifts every clock by our own pause: what waits in the sockets may be its heartbeats. */
-static void forgive(sl_registry_t *registry, uint64_t pause_us)
+static void forgive(sl_registry_t *registry, uint64_t pause_us, uint64_t now_us)
 {
     for (int pool = 0; pool < SL_POOL_COUNT; pool++) {
         sl_rank_group_t *group;
         TAILQ_FOREACH(group, &registry->groups[pool], link)
         {
             for (uint32_t i = 0; i < group->tp; i++) {
-                if (group->ranks[i] != NULL) {
-                    group->ranks[i]->seen_us += pause_us;
-                    group->ranks[i]->progress_us += pause_us;
+                sl_rank_t *rank = group->ranks[i];
+                if (rank != NULL) {
+                    rank->seen_us = shifted(rank->seen_us, pause_us, now_us);
+                    rank->progress_us = shifted(rank->progress_us, pause_us, now_us);
                 }
             }
         }
@@ -576,7 +584,7 @@ void sl_registry_tick(sl_registry_t *registry, uint64_t now_us)
     uint64_t gap_us = now_us - registry->tick_us;
     if (gap_us > PAUSE_US) {
         sl_log_warn("the router itself paused for %" PRIu64 " ms", gap_us / 1000);
-        forgive(registry, gap_us);
+        forgive(registry, gap_us, now_us);
     }
     registry->tick_us = now_us;
     while (fail_one(registry, now_us, is_silent_or_stuck)) {

@@ -227,6 +227,37 @@ static void pause_of_the_router_itself_is_forgiven(void **state)
     assert_null(rank_of(fixture, "d"));
 }
 
+/* The loop reads the sockets before it runs the timers, so what was sent during the pause, or comes
+ * right after it, is heard before the pause is forgiven. */
+static void heartbeat_read_before_a_pause_is_forgiven_counts_once(void **state)
+{
+    fixture_t *fixture = *state;
+    join(fixture, "d", SL_POOL_DECODE, 0);
+    join(fixture, "silent", SL_POOL_DECODE, 1);
+    pass_ms(fixture, 1000);
+    heartbeat(fixture, "d", 7, true);
+    pass_ms(fixture, 500);
+    fixture->now_us += 2000000;
+    heartbeat(fixture, "d", 8, true); /* seen and moved on now */
+    say_hello(fixture, "new", hello_of(SL_POOL_DECODE, 2, 0, 1, 77));
+    sl_registry_tick(fixture->registry, fixture->now_us);
+    assert_non_null(rank_of(fixture, "d"));
+    assert_non_null(rank_of(fixture, "new"));
+    assert_non_null(rank_of(fixture, "silent"));
+    assert_int_equal(rank_of(fixture, "d")->seen_us, fixture->now_us);
+    assert_int_equal(rank_of(fixture, "d")->progress_us, fixture->now_us);
+
+    pass_ms(fixture, 3400); /* 4.9 s of silence that were not the router's own */
+    assert_non_null(rank_of(fixture, "silent"));
+    pass_ms(fixture, 200);
+    assert_null(rank_of(fixture, "silent"));
+    assert_non_null(rank_of(fixture, "d"));
+    pass_ms(fixture, 1300); /* and of the other one no more is forgiven than of anyone */
+    assert_non_null(rank_of(fixture, "d"));
+    pass_ms(fixture, 200);
+    assert_null(rank_of(fixture, "d"));
+}
+
 static void failed_send_dooms_at_settle_only(void **state)
 {
     fixture_t *fixture = *state;
@@ -257,6 +288,7 @@ int main(void)
         TEST(silent_rank_takes_its_group_down),
         TEST(busy_rank_without_progress_is_lost),
         TEST(pause_of_the_router_itself_is_forgiven),
+        TEST(heartbeat_read_before_a_pause_is_forgiven_counts_once),
         TEST(failed_send_dooms_at_settle_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
