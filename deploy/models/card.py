@@ -10,7 +10,6 @@ PROMPTS = ["class Stack:\n    def __init__(self):\n",
            "import json\n\ndef read_config(path):\n",
            "def is_prime(n):"]
 COMPLETION_TOKENS = 96
-PRIMER_BYTES = 10_000_000  # training text that the primed byte model reads first
 
 
 def plot(log, path):
@@ -46,27 +45,6 @@ def completions(out):
     return "\n".join(blocks), model.num_parameters()
 
 
-def baselines(data, texts):
-    """Bits a byte of xz -9 and of the order-3 byte model, cold and after some training text."""
-    size = sum(len(t.encode()) for t in texts)
-    joined, single = evaluation.xz_bits(texts)
-    blob = "".join(texts).encode()
-    cold = evaluation.ByteModel().feed(blob)
-    primer, used = [], 0
-    for _, text in corpus.read_documents(data / "train.jsonl"):
-        if used >= PRIMER_BYTES:
-            break
-        primer.append(text)
-        used += len(text.encode())
-    primed = evaluation.ByteModel()
-    primed.feed("".join(primer).encode())
-    return [("`xz -9`, each file on its own", single / size),
-            ("`xz -9`, all files as one stream", joined / size),
-            ("order-3 byte model, adaptive, these files only", cold / size),
-            (f"order-3 byte model, adaptive, after {used / 1e6:.0f} MB of the training files",
-             primed.feed(blob) / size)]
-
-
 def load_table(loads):
     experts = len(loads[0])
     rows = ["| layer | " + " | ".join(map(str, range(experts))) + " |",
@@ -86,23 +64,51 @@ def source_table(sources):
     return "\n".join(rows)
 
 
+def bits_table(log, held_out, unseen):
+    """Rows of: bits a byte on the held-out files and on the packages never trained on."""
+    columns = [column(log["held_out_result"], held_out)]
+    if unseen:
+        columns.append(column(log["unseen_result"], unseen))
+    names = ["**tiny-coder**", "`xz -9`, each file on its own",
+             "`xz -9`, all files as one stream", "order-3 byte model, adaptive"]
+    heads = ["held-out files", "unseen packages"][:len(columns)]
+    rows = ["| bits a byte | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for name, *values in zip(names, *columns):
+        rows.append(f"| {name} | " + " | ".join(f"{v:.3f}" for v in values) + " |")
+    return "\n".join(rows)
+
+
+def column(result, texts):
+    """Bits a byte of the model, of xz -9 and of the order-3 byte model on the same texts."""
+    size = sum(len(t.encode()) for t in texts)
+    joined, single = evaluation.xz_bits(texts)
+    cold = evaluation.ByteModel().feed("".join(texts).encode())
+    return [result["nats"] / math.log(2) / size, single / size, joined / size, cold / size]
+
+
+def read_texts(path, limit=None):
+    return [text for _, text in corpus.read_documents(path)][:limit]
+
+
 def write(data, out, limit=None, hardware=None):
     log = json.loads((out / "log.json").read_text())
     sources = json.loads((out / "sources.json").read_text())
-    texts = [text for _, text in corpus.read_documents(data / "held_out.jsonl")][:limit]
+    texts = read_texts(data / "held_out.jsonl", limit)
+    unseen = read_texts(data / "unseen.jsonl")
     size = sum(len(t.encode()) for t in texts)
-    result = log["evaluation"]
-    rows = [("**tiny-coder**", result["nats"] / math.log(2) / size)] + baselines(data, texts)
+    result = log["held_out_result"]
     text, parameters = completions(out)
     plot(log, out / "loss.png")
     flat = [x for load in result["load"] for x in load]
     fields = {
-        "parameters": f"{parameters:,}", "bpb": f"{rows[0][1]:.3f}",
+        "parameters": f"{parameters:,}",
         "size": f"{(out / 'model.safetensors').stat().st_size / 1e6:.1f}",
         "held_files": len(texts), "held_mb": f"{size / 1e6:.2f}",
         "scored": f"{result['tokens']:,}",
         "nats": f"{result['nats'] / result['tokens']:.4f}",
-        "bits_table": "\n".join(f"| {n} | {b:.3f} |" for n, b in rows),
+        "bits_table": bits_table(log, texts, unseen),
+        "unseen": ", ".join(corpus.UNSEEN.read_text().split()),
+        "unseen_mb": f"{sum(len(t.encode()) for t in unseen) / 1e6:.2f}",
         "load_table": load_table(result["load"]),
         "load_min": f"{100 * min(flat):.1f}", "load_max": f"{100 * max(flat):.1f}",
         "completions": text, "count": COMPLETION_TOKENS,

@@ -403,8 +403,10 @@ def main():
     if args.stage in ("all", "train"):
         model, log = train(args, args.out)
         save(model, args.out, log, args.max_shard_bytes)
-        log["evaluation"] = evaluation.held_out(model, args.data / "held_out.npz",
-                                                limit=12 if args.smoke else None)
+        for stem in ("held_out", "unseen"):
+            if (args.data / f"{stem}.npz").exists():
+                log[f"{stem}_result"] = evaluation.held_out(
+                    model, args.data / f"{stem}.npz", limit=12 if args.smoke else None)
         save(model, args.out, log, args.max_shard_bytes)
         print(f"{log['steps_done']} steps, {log['tokens_seen'] / 1e6:.0f} M tokens in "
               f"{log['seconds']:.0f} s; held-out nats a token {log['held_out'][-1][1]:.4f}")
