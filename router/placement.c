@@ -30,9 +30,16 @@ static bool decode_better(const sl_load_t *a, const sl_load_t *b)
     return free_a != free_b ? free_a > free_b : a->running < b->running;
 }
 
+/* Whether the prompt could ever be computed there, however empty the rank is. */
+static bool prefill_holds(const sl_load_t *load, const sl_demand_t *demand)
+{
+    return load->pages_total >= demand->prompt_pages &&
+           (load->max_queued_tokens == 0 || demand->prompt_tokens <= load->max_queued_tokens);
+}
+
 static bool prefill_fits(const sl_load_t *load, const sl_demand_t *demand)
 {
-    return may_take(load, demand) &&
+    return may_take(load, demand) && prefill_holds(load, demand) &&
            (load->max_queued_tokens == 0 ||
             load->queued_tokens + demand->prompt_tokens <= load->max_queued_tokens);
 }
@@ -50,8 +57,7 @@ static bool decode_holdable(const sl_load_t *load, const sl_demand_t *demand)
 
 static bool prefill_holdable(const sl_load_t *load, const sl_demand_t *demand)
 {
-    return load->hold_order == SL_HOLD_NONE &&
-           (load->max_queued_tokens == 0 || demand->prompt_tokens <= load->max_queued_tokens);
+    return load->hold_order == SL_HOLD_NONE && prefill_holds(load, demand);
 }
 
 static size_t choose(const sl_load_t *const *loads, size_t count, const sl_demand_t *demand,

@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     uint64_t pages;         /* decode: of prompt and output */
     uint64_t prompt_tokens; /* prefill */
+    uint64_t prompt_pages;  /* prefill: of the prompt alone */
     uint64_t order;         /* of arrival; a rank held for an older request is not taken */
     const sl_load_t *avoid; /* taken only when no other rank fits; NULL: none */
     size_t rotation;        /* where to start looking, so that ties go round */
@@ -36,7 +37,9 @@ typedef struct {
  * SL_PLACE_NONE when nothing fits now. */
 size_t sl_place_decode(const sl_load_t *const *loads, size_t count, const sl_demand_t *demand);
 
-/* The rank that fits with the fewest queued tokens; ties: the fewest running, then rotation. */
+/* The rank that fits with the fewest queued tokens; ties: the fewest running, then rotation. A rank
+ * whose pages in all hold less than the prompt never fits; which of them are free does not matter,
+ * for prompts wait for pages in the rank's queue. */
 size_t sl_place_prefill(const sl_load_t *const *loads, size_t count, const sl_demand_t *demand);
 
 /* The rank to keep for a starving request: of those that could ever take it and are not held yet,

@@ -601,6 +601,29 @@ sl_rank_t *const *sl_registry_targets(const sl_registry_t *registry, sl_pool_t p
     return registry->targets[pool];
 }
 
+uint64_t sl_registry_prompt_room(const sl_registry_t *registry, const sl_rank_t *rank)
+{
+    const sl_load_t *load = &rank->load;
+    uint64_t page_tokens = registry->cluster.page_tokens;
+    uint64_t tokens =
+        load->pages_total < UINT64_MAX / page_tokens ? load->pages_total * page_tokens : UINT64_MAX;
+    bool short_queue = load->max_queued_tokens != 0 && load->max_queued_tokens < tokens;
+    return short_queue ? load->max_queued_tokens : tokens;
+}
+
+const sl_rank_t *sl_registry_largest_prefill(const sl_registry_t *registry)
+{
+    const sl_rank_t *largest = NULL;
+    for (size_t i = 0; i < registry->target_count[SL_POOL_PREFILL]; i++) {
+        const sl_rank_t *rank = registry->targets[SL_POOL_PREFILL][i];
+        if (largest == NULL ||
+            sl_registry_prompt_room(registry, rank) > sl_registry_prompt_room(registry, largest)) {
+            largest = rank;
+        }
+    }
+    return largest;
+}
+
 uint64_t sl_registry_empty_since_us(const sl_registry_t *registry, sl_pool_t pool)
 {
     return registry->empty_since_us[pool];

@@ -126,6 +126,12 @@ void sl_registry_tick(sl_registry_t *registry, uint64_t now_us);
 sl_rank_t *const *sl_registry_targets(const sl_registry_t *registry, sl_pool_t pool,
                                       size_t *count_p);
 
+/* Prompt tokens that a prefill rank can take when it is empty: its pages and its queue together. */
+uint64_t sl_registry_prompt_room(const sl_registry_t *registry, const sl_rank_t *rank);
+
+/* The target of the prefill pool that takes the longest prompt; NULL while there is none. */
+const sl_rank_t *sl_registry_largest_prefill(const sl_registry_t *registry);
+
 /* Since when the pool has had no target; meaningless while it has one. */
 uint64_t sl_registry_empty_since_us(const sl_registry_t *registry, sl_pool_t pool);
 

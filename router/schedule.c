@@ -118,22 +118,17 @@ sl_status_t sl_request_check(const sl_requests_t *requests, const sl_msg_generat
     sl_check_limits_t limits = {.vocab_size = cluster->vocab_size,
                                 .max_model_len = cluster->max_model_len,
                                 .page_tokens = cluster->page_tokens};
-    bool unlimited_queue = false;
-    for (int pool = 0; pool < SL_POOL_COUNT; pool++) {
-        size_t count;
-        sl_rank_t *const *ranks = sl_registry_targets(requests->params.registry, pool, &count);
-        for (size_t i = 0; i < count; i++) {
-            const sl_load_t *load = &ranks[i]->load;
-            uint64_t *pages = pool == SL_POOL_DECODE ? &limits.decode_pages : &limits.prefill_pages;
-            *pages = load->pages_total > *pages ? load->pages_total : *pages;
-            if (pool == SL_POOL_PREFILL && load->max_queued_tokens > limits.prefill_queue_tokens) {
-                limits.prefill_queue_tokens = load->max_queued_tokens;
-            }
-            unlimited_queue |= pool == SL_POOL_PREFILL && load->max_queued_tokens == 0;
-        }
+    size_t count;
+    sl_rank_t *const *ranks =
+        sl_registry_targets(requests->params.registry, SL_POOL_DECODE, &count);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t pages = ranks[i]->load.pages_total;
+        limits.decode_pages = pages > limits.decode_pages ? pages : limits.decode_pages;
     }
-    if (unlimited_queue) {
-        limits.prefill_queue_tokens = 0;
+    const sl_rank_t *prefill = sl_registry_largest_prefill(requests->params.registry);
+    if (prefill != NULL) {
+        limits.prefill_pages = prefill->load.pages_total;
+        limits.prefill_queue_tokens = prefill->load.max_queued_tokens;
     }
     return sl_check_generate(generate, &limits);
 }
@@ -189,6 +184,7 @@ static bool try_place(const pass_t *pass, sl_request_t *request)
     sl_demand_t demand = {
         .pages = sl_check_pages(generate->token_count, generate->sampling.max_tokens, page_tokens),
         .prompt_tokens = generate->token_count,
+        .prompt_pages = sl_check_pages(generate->token_count, 0, page_tokens),
         .order = request->order,
         .avoid = avoided_load(pass, request),
         .rotation = requests->rotation,
@@ -241,7 +237,8 @@ static sl_status_t pass_begin(sl_requests_t *requests, uint64_t now_us, pass_t *
  * be walked. */
 static bool any_room(const pass_t *pass)
 {
-    const sl_demand_t least = {.pages = 1, .prompt_tokens = 1, .order = SL_HOLD_NONE};
+    const sl_demand_t least = {
+        .pages = 1, .prompt_tokens = 1, .prompt_pages = 1, .order = SL_HOLD_NONE};
     sl_requests_t *requests = pass->requests;
     return sl_place_decode(requests->loads[SL_POOL_DECODE], pass->count[SL_POOL_DECODE], &least) !=
                SL_PLACE_NONE &&

@@ -64,19 +64,10 @@ sl_status_t sl_status_report(const sl_registry_t *registry, const sl_requests_t 
 /* The longest prompt any prefill rank could take, with one output token to follow. */
 static uint64_t longest_prompt(const sl_registry_t *registry, const sl_cluster_t *cluster)
 {
-    size_t count;
-    uint64_t longest = 0;
-    sl_rank_t *const *ranks = sl_registry_targets(registry, SL_POOL_PREFILL, &count);
-    for (size_t i = 0; i < count; i++) {
-        const sl_load_t *load = &ranks[i]->load;
-        uint64_t tokens = load->pages_total * cluster->page_tokens;
-        if (load->max_queued_tokens != 0 && load->max_queued_tokens < tokens) {
-            tokens = load->max_queued_tokens;
-        }
-        longest = tokens > longest ? tokens : longest;
-    }
+    const sl_rank_t *largest = sl_registry_largest_prefill(registry);
     uint64_t most = cluster->max_model_len > 0 ? cluster->max_model_len - 1 : 0;
-    return count == 0 || longest > most ? most : longest;
+    uint64_t longest = largest != NULL ? sl_registry_prompt_room(registry, largest) : most;
+    return longest < most ? longest : most;
 }
 
 void sl_status_info(const sl_registry_t *registry, sl_message_t *message_p)

@@ -106,6 +106,23 @@ static void prefill_goes_where_fewest_tokens_wait(void **state)
     assert_int_equal(place_prefill(loads, 2, (sl_demand_t){.prompt_tokens = 50}), 1);
 }
 
+static void prefill_rank_with_too_few_pages_is_never_chosen(void **state)
+{
+    (void)state;
+    sl_load_t loads[] = {load(4, 0, 0), load(10, 0, 9)};
+    const sl_load_t *pointers[] = {&loads[0], &loads[1]};
+    loads[1].queued_tokens = 5000;
+    sl_demand_t demand = {.prompt_tokens = 256, .prompt_pages = 4};
+    assert_int_equal(place_prefill(loads, 2, demand), 0);
+    assert_int_equal(sl_place_hold_prefill(pointers, 2, &demand), 0);
+    demand = (sl_demand_t){.prompt_tokens = 257, .prompt_pages = 5};
+    assert_int_equal(place_prefill(loads, 2, demand), 1);
+    assert_int_equal(sl_place_hold_prefill(pointers, 2, &demand), 1);
+    demand = (sl_demand_t){.prompt_tokens = 641, .prompt_pages = 11};
+    assert_int_equal(place_prefill(loads, 2, demand), SL_PLACE_NONE);
+    assert_int_equal(sl_place_hold_prefill(pointers, 2, &demand), SL_PLACE_NONE);
+}
+
 static void hold_falls_on_the_emptiest_rank_that_is_large_enough(void **state)
 {
     (void)state;
@@ -132,6 +149,7 @@ int main(void)
         cmocka_unit_test(avoided_rank_is_the_last_resort),
         cmocka_unit_test(held_rank_serves_only_older_requests),
         cmocka_unit_test(prefill_goes_where_fewest_tokens_wait),
+        cmocka_unit_test(prefill_rank_with_too_few_pages_is_never_chosen),
         cmocka_unit_test(hold_falls_on_the_emptiest_rank_that_is_large_enough),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -399,6 +399,30 @@ static void prefill_queue_limit_holds(void **state)
     assert_failed(fixture, "c", 0, "long", "limit", "expected at most 150");
 }
 
+/* Two prefill ranks, of which neither is the larger in everything. */
+static void long_prompt_goes_where_its_pages_are(void **state)
+{
+    fixture_t *fixture = *state;
+    join_both(fixture);
+    sl_message_t hello = hello_of(SL_POOL_PREFILL, 1, 0, 1, 55);
+    hello.hello.pages_total = 4;
+    say_hello(fixture, "small", hello);
+    sl_registry_ready(fixture->registry, rank_of(fixture, "small"));
+    for (size_t i = 0; i < 3; i++) {
+        char id[2] = {(char)('a' + i), 0};
+        generate(fixture, "c", id, 300, 5); /* 5 pages: the emptier rank has 4 */
+    }
+    assert_int_equal(sent_count(fixture, "p", SL_MSG_PREFILL), 3);
+    assert_int_equal(sent_count(fixture, "small", SL_MSG_PREFILL), 0);
+    generate(fixture, "c", "short", 256, 5);
+    assert_int_equal(sent_count(fixture, "small", SL_MSG_PREFILL), 1);
+
+    /* The pages of one and the queue of another make no room for a prompt. */
+    rank_of(fixture, "p")->load.max_queued_tokens = 200;
+    generate(fixture, "c", "long", 300, 5);
+    assert_failed(fixture, "c", 0, "long", "limit", "expected at most the 4 of the largest");
+}
+
 static void lost_rank_fails_its_requests_and_frees_the_other_side(void **state)
 {
     fixture_t *fixture = *state;
@@ -642,6 +666,7 @@ int main(void)
         TEST(held_rank_is_let_go_with_its_holder),
         TEST(half_of_a_pool_is_never_held),
         TEST(prefill_queue_limit_holds),
+        TEST(long_prompt_goes_where_its_pages_are),
         TEST(lost_rank_fails_its_requests_and_frees_the_other_side),
         TEST(reconnected_rank_starts_clean),
         TEST(unknown_attempt_is_told_to_stop),
