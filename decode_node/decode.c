@@ -167,8 +167,11 @@ static sl_status_t decode_on_event(void *self, const sl_transfer_event_t *event)
     switch (event->type) {
     case SL_TRANSFER_COMMITTED:
         return on_commit(decode, request, &event->commit);
-    case SL_TRANSFER_RELEASED: /* the prefill rank has told the router why */
-        return remove_request(decode, request);
+    case SL_TRANSFER_RELEASED:
+        if (event->status != SL_OK) {
+            return fail_request(decode, request, event->status, event->text);
+        }
+        return remove_request(decode, request); /* the prefill rank has told the router why */
     default:
         return fail_request(decode, request, event->status, event->text);
     }

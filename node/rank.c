@@ -168,6 +168,7 @@ static sl_status_t register_rank(sl_rank_t *rank)
     sl_group_address(rank->group, &hello->group_address);
     SL_TRY(sl_node_create(&params, &rank->node));
     SL_TRY(sl_node_wait_welcome(rank->node));
+    sl_transfer_set_lease(rank->transfer, sl_node_lease_us(rank->node));
     atomic_store(&rank->lease_node, rank->node);
     return SL_OK;
 }

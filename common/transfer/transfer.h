@@ -45,7 +45,7 @@ typedef struct {
     uint64_t layout_hash;
     bool (*may_write)(void *arg); /* any thread; NULL: always */
     void *may_write_arg;
-    uint64_t lease_us; /* wait after a writer is lost; 0: 5 s */
+    uint64_t lease_us; /* first value of sl_transfer_set_lease(); 0: 5 s */
     size_t ring_items; /* 0: 8192 */
 } sl_transfer_params_t;
 
@@ -53,6 +53,11 @@ SL_MUST_USE sl_status_t sl_transfer_create(const sl_transfer_params_t *params,
                                            sl_transfer_t **transfer_p);
 /* Flushes what is in flight (at most 5 s), closes the endpoints, joins the thread. */
 void sl_transfer_destroy(sl_transfer_t *transfer);
+
+/* How long a writer may go on writing after the router has given it up: the lease that the router
+ * grants its ranks, known once this rank is welcomed. A lost writer's pages come back no earlier.
+ * Any thread. */
+void sl_transfer_set_lease(sl_transfer_t *transfer, uint64_t lease_us);
 
 /* Opaque: worker address, pool base and key. Valid while the transfer lives. */
 void sl_transfer_address(const sl_transfer_t *transfer, sl_bytes_t *borrowed);

@@ -326,7 +326,7 @@ static void flush_callback(void *request, ucs_status_t status, void *user_data)
 static void begin_flush(sl_attempt_t *attempt, uint64_t now_us)
 {
     attempt->phase = SL_ATTEMPT_FLUSHING;
-    attempt->end_by_us = now_us + END_LEASES * attempt->transfer->params.lease_us;
+    attempt->end_by_us = now_us + END_LEASES *atomic_load(&attempt->transfer->lease_us);
     for (uint32_t t = 0; t < attempt->target_count; t++) {
         sl_target_t *target = &attempt->targets[t];
         if (!target->written || !sl_peer_usable(target->peer)) {
