@@ -68,6 +68,30 @@ static sl_status_t check_cluster(const sl_registry_t *registry, const sl_msg_hel
     return SL_OK;
 }
 
+/* Ranks of a group gather each other's rows into buffers of one size, and with attention "tp" use
+ * the same page ids; a rank that was started with other sizes would end them all. */
+static sl_status_t check_sizes(const sl_rank_group_t *group, const sl_msg_hello_t *hello,
+                               const char *name)
+{
+    char other[32];
+    uint32_t first = 0;
+    while (group->ranks[first] == NULL) {
+        first++; /* a live group has at least one */
+    }
+    const sl_msg_hello_t *fixed = &group->ranks[first]->hello.hello;
+    sl_rank_name(&fixed->rank, other);
+    if (hello->max_rows != fixed->max_rows) {
+        return REFUSE("%s: max_rows %" PRIu64 ", expected %" PRIu64 " as %s of its group has", name,
+                      hello->max_rows, fixed->max_rows, other);
+    }
+    if (group->attention == SL_ATTENTION_TP && hello->pages_total != fixed->pages_total) {
+        return REFUSE("%s: pages_total %" PRIu64 ", expected %" PRIu64
+                      " as %s of its group has (attention tp)",
+                      name, hello->pages_total, fixed->pages_total, other);
+    }
+    return SL_OK;
+}
+
 static sl_status_t check_group(sl_registry_t *registry, const sl_msg_hello_t *hello,
                                const char *name)
 {
@@ -79,6 +103,9 @@ static sl_status_t check_group(sl_registry_t *registry, const sl_msg_hello_t *he
                       "has",
                       name, hello->tp, attentions[hello->attention == SL_ATTENTION_TP], group->tp,
                       attentions[group->attention == SL_ATTENTION_TP]);
+    }
+    if (group != NULL) {
+        SL_TRY(check_sizes(group, hello, name));
     }
     if (registry->live_count >= registry->params.max_ranks) {
         return REFUSE("%s: %zu ranks are registered, which is the limit (--max-ranks)", name,

@@ -223,6 +223,7 @@ static const sl_field_t hello_fields[] = {
     U64(sl_msg_hello_t, pages_total),
     U64(sl_msg_hello_t, max_running),
     U64(sl_msg_hello_t, max_queued_tokens),
+    U64(sl_msg_hello_t, max_rows),
     TEXT(sl_msg_hello_t, tokenizer_path),
     BYTES(sl_msg_hello_t, transfer_address),
     BYTES(sl_msg_hello_t, group_address),

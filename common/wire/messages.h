@@ -166,6 +166,7 @@ typedef struct {
     uint64_t page_tokens, pages_total;
     uint64_t max_running;       /* requests at once (decode); 0: no limit but pages */
     uint64_t max_queued_tokens; /* prompt tokens accepted at once (prefill) */
+    uint64_t max_rows;          /* rows of one step on this rank; the same for the whole group */
     char tokenizer_path[SL_TEXT_BYTES];
     sl_bytes_t transfer_address; /* opaque, for sl_transfer_peer_add() of the other pool */
     sl_bytes_t group_address;    /* opaque, for sl_group_connect() of its own group */

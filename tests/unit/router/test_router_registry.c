@@ -114,6 +114,42 @@ static void bad_figures_are_refused(void **state)
     assert_int_equal(sl_registry_count(fixture->registry), 1);
 }
 
+static void unequal_sizes_within_a_group_are_refused(void **state)
+{
+    fixture_t *fixture = *state;
+    for (uint32_t group = 0; group < 2; group++) {
+        sl_attention_t attention = group == 0 ? SL_ATTENTION_DP : SL_ATTENTION_TP;
+        const char *first = group == 0 ? "dp1" : "tp1", *rows = group == 0 ? "dp-rows" : "tp-rows",
+                   *pages = group == 0 ? "dp-pages" : "tp-pages";
+        sl_message_t hello = hello_of(SL_POOL_DECODE, group, 1, 2, 10 + group);
+        hello.hello.attention = attention;
+        hello.hello.max_rows = 64;
+        say_hello(fixture, first, hello);
+        hello = hello_of(SL_POOL_DECODE, group, 0, 2, 20 + group);
+        hello.hello.attention = attention;
+        hello.hello.max_rows = 32;
+        say_hello(fixture, rows, hello);
+        assert_refused(fixture, rows, "refused", group == 0 ? "decode/0/0" : "decode/1/0");
+        assert_refused(fixture, rows, "refused", "max_rows 32, expected 64");
+        assert_null(rank_of(fixture, rows));
+        hello = hello_of(SL_POOL_DECODE, group, 0, 2, 30 + group);
+        hello.hello.attention = attention;
+        hello.hello.max_rows = 64;
+        hello.hello.pages_total = 19;
+        say_hello(fixture, pages, hello);
+    }
+    assert_non_null(rank_of(fixture, "dp-pages")); /* each rank has page ids of its own */
+    assert_null(rank_of(fixture, "tp-pages"));
+    assert_refused(fixture, "tp-pages", "refused", "pages_total 19, expected 20");
+    assert_non_null(rank_of(fixture, "tp1")); /* and nobody else is disturbed */
+
+    /* Another group may be of another size. */
+    sl_message_t hello = hello_of(SL_POOL_DECODE, 2, 0, 1, 40);
+    hello.hello.max_rows = 8;
+    say_hello(fixture, "other", hello);
+    assert_non_null(rank_of(fixture, "other"));
+}
+
 static void taken_place_is_refused_with_both_incarnations(void **state)
 {
     fixture_t *fixture = *state;
@@ -281,6 +317,7 @@ int main(void)
         TEST(tensor_parallel_attention_has_one_target),
         TEST(other_layout_is_refused_with_both_texts),
         TEST(bad_figures_are_refused),
+        TEST(unequal_sizes_within_a_group_are_refused),
         TEST(taken_place_is_refused_with_both_incarnations),
         TEST(dead_holder_gives_way_to_a_new_incarnation),
         TEST(repeated_hello_is_welcomed_again),

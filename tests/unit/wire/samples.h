@@ -79,6 +79,7 @@ static inline void sample_hello(sl_msg_hello_t *hello)
                               .pages_total = 4096,
                               .max_running = 256,
                               .max_queued_tokens = 65536,
+                              .max_rows = 2048,
                               .transfer_address = {sample_blob, 4},
                               .group_address = {sample_blob, 3}};
     strcpy(hello->model, "tiny-coder/0123");
