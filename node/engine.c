@@ -152,7 +152,6 @@ static sl_status_t make_step(sl_rank_t *rank)
         sl_step_plan(rank->step, &plan, &mine.plan_bytes);
     }
     mine.tokens = sl_step_rows(rank->step);
-    mine.state = mine.tokens > 0 ? SL_STEP_RUN : SL_STEP_IDLE;
     SL_TRY(sl_group_exchange(rank->group, &mine, records));
     if (rows_of_group(rank, records, rank_rows)) {
         if (rank->params.options->attention == SL_ATTENTION_TP && rank->params.options->tp > 1) {

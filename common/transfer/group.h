@@ -48,15 +48,12 @@ SL_MUST_USE sl_status_t sl_group_connect(sl_group_t *group, const sl_bytes_t *ad
                                          size_t count);
 
 /* What the ranks tell each other before each step. Every choice that decides a collective is a
- * function of the exchanged records alone. 64 bytes, host byte order (one machine type). */
-typedef enum { SL_STEP_IDLE = 0, SL_STEP_RUN = 1, SL_STEP_STOP = 2 } sl_step_state_t;
+ * function of the exchanged records alone. 32 bytes, host byte order (one machine type). */
 typedef struct {
-    uint64_t sequence; /* set by sl_group_exchange() */
-    uint32_t state;    /* sl_step_state_t */
-    uint32_t tokens;   /* rows this rank feeds into the MoE layers */
-    uint32_t logit_rows;
+    uint64_t sequence;   /* set by sl_group_exchange() */
+    uint32_t tokens;     /* rows this rank feeds into the MoE layers; 0: idle */
     uint32_t plan_bytes; /* of the plan rank 0 broadcasts next (attention tp) */
-    uint64_t extra[5];   /* zero unless an engine defines them */
+    uint64_t extra[2];   /* zero unless an engine defines them */
 } sl_step_record_t;
 
 /* Whether a peer has already posted the record of the next exchange, that is, wants a step.
