@@ -157,6 +157,7 @@ static sl_status_t register_rank(sl_rank_t *rank)
         .max_model_len = config->max_position_embeddings,
         .page_tokens = SL_PAGE_TOKENS,
         .pages_total = options->pages,
+        .max_rows = rank->params.max_rows,
         .max_running = rank->params.max_running,
         .max_queued_tokens = rank->params.max_queued_tokens,
     };

@@ -298,10 +298,10 @@ static void run_desync_text(process_t *process)
     if (process->rank == 0) {
         CHECK_STATUS(sl_group_all_gather(member.group, out, bytes, out), SL_ERR_DESYNC);
         CHECK(strstr(sl_error_text(), "all-gather 2 with 16 bytes") != NULL);
-        CHECK(strstr(sl_error_text(), "exchange 2 with 64 bytes") != NULL);
+        CHECK(strstr(sl_error_text(), "exchange 2 with 32 bytes") != NULL);
     } else {
         CHECK_STATUS(sl_group_exchange(member.group, &record, records), SL_ERR_DESYNC);
-        CHECK(strstr(sl_error_text(), "exchange 2 with 64 bytes") != NULL);
+        CHECK(strstr(sl_error_text(), "exchange 2 with 32 bytes") != NULL);
         CHECK(strstr(sl_error_text(), "all-gather 2 with 16 bytes") != NULL);
     }
     process_barrier(process);
