@@ -150,6 +150,7 @@ void sl_registry_gone(sl_registry_t *registry, const sl_peer_key_t *key)
 
 void sl_registry_welcome(sl_registry_t *registry, sl_rank_t *rank)
 {
+    rank->heard = false;
     sl_message_t message = {
         .type = SL_MSG_WELCOME,
         .welcome = {.incarnation = rank->id.incarnation,
@@ -364,12 +365,10 @@ sl_status_t sl_registry_admit(sl_registry_t *registry, const sl_peer_key_t *key,
     return SL_OK;
 }
 
-void sl_registry_rebind(sl_registry_t *registry, sl_rank_t *rank, const sl_peer_key_t *key,
-                        uint64_t now_us)
+void sl_registry_rebind(sl_registry_t *registry, sl_rank_t *rank, const sl_peer_key_t *key)
 {
     sl_map_remove(&registry->by_key, &rank->node);
     rank->key = *key;
-    rank->seen_us = rank->progress_us = now_us;
     rank->doomed = false;
     sl_map_add(&registry->by_key, &rank->node, key_hash(key));
 }
@@ -409,6 +408,7 @@ void sl_registry_heartbeat(sl_registry_t *registry, sl_rank_t *rank,
         rank->progress_us = now_us;
     }
     rank->seen_us = now_us;
+    rank->heard = true;
     rank->figures = *heartbeat;
     sl_message_t ack = {.type = SL_MSG_HEARTBEAT_ACK,
                         .heartbeat_ack = {.sequence = heartbeat->sequence}};

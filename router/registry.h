@@ -45,6 +45,7 @@ struct sl_rank {
     sl_message_t hello;         /* owned */
     sl_msg_heartbeat_t figures; /* of the last heartbeat */
     bool ready;
+    bool heard;                 /* a heartbeat has come since its last welcome */
     bool left;                  /* it has said goodbye */
     bool doomed;                /* a send has failed: lost at the next settle */
     char doom[96];              /* why */

@@ -137,17 +137,26 @@ static sl_status_t contest(sl_registry_t *registry, sl_rank_t *holder, const sl_
     return SL_OK;
 }
 
-/* The same process over a new connection: what was under way on the old one may be lost in either
- * direction, so its attempts end; it keeps its place and learns anew who is there. */
+/* A known process has been away, over a new connection or for a lease over the old one: what was
+ * under way may be lost in either direction, and it has dropped tokens itself. Its attempts end; it
+ * keeps its place. */
+static void register_again(sl_registry_t *registry, sl_rank_t *rank, const char *name,
+                           const char *why, uint64_t now_us)
+{
+    char text[160];
+    snprintf(text, sizeof(text), "%s %s", name, why);
+    sl_log_warn("%s and registers again (incarnation %" PRIu64 ")", text, rank->id.incarnation);
+    rank->seen_us = rank->progress_us = now_us;
+    sl_registry_welcome(registry, rank);
+    registry->params.rank_lost(registry->params.arg, rank, false, text);
+}
+
+/* Over a new connection it learns anew who is there. */
 static void reconnect(sl_registry_t *registry, sl_rank_t *rank, const sl_peer_key_t *key,
                       const char *name, uint64_t now_us)
 {
-    sl_log_warn("%s: connected anew (incarnation %" PRIu64 ")", name, rank->id.incarnation);
-    sl_registry_rebind(registry, rank, key, now_us);
-    sl_registry_welcome(registry, rank);
-    char text[160];
-    snprintf(text, sizeof(text), "%s lost its connection to the router", name);
-    registry->params.rank_lost(registry->params.arg, rank, false, text);
+    sl_registry_rebind(registry, rank, key);
+    register_again(registry, rank, name, "lost its connection to the router", now_us);
     if (rank->group->state == SL_GROUP_READY) {
         sl_registry_send_peers(registry, rank);
     } else if (rank->group->rank_count == rank->group->tp) {
@@ -155,8 +164,8 @@ static void reconnect(sl_registry_t *registry, sl_rank_t *rank, const sl_peer_ke
     }
 }
 
-/* A known process says hello again: over the same connection its welcome was slow; over another
- * one it has reconnected. False: it is not known. */
+/* A known process says hello again. Over the same connection its welcome was slow, or, after
+ * heartbeats, these were not acknowledged within its lease. False: it is not known. */
 static bool hello_again(sl_registry_t *registry, const sl_peer_key_t *key,
                         const sl_msg_hello_t *hello, const char *name, uint64_t now_us)
 {
@@ -164,11 +173,14 @@ static bool hello_again(sl_registry_t *registry, const sl_peer_key_t *key,
     if (holder == NULL || !sl_rank_same(&holder->id, &hello->rank)) {
         return false;
     }
-    if (sl_peer_key_same(&holder->key, key)) {
+    if (!sl_peer_key_same(&holder->key, key)) {
+        reconnect(registry, holder, key, name, now_us);
+    } else if (holder->heard) {
+        register_again(registry, holder, name, "had no heartbeat acknowledged within its lease",
+                       now_us);
+    } else {
         holder->seen_us = now_us;
         sl_registry_welcome(registry, holder);
-    } else {
-        reconnect(registry, holder, key, name, now_us);
     }
     return true;
 }

@@ -32,8 +32,7 @@ SL_MUST_USE sl_status_t sl_registry_admit(sl_registry_t *registry, const sl_peer
                                           sl_message_t *hello, uint64_t now_us, sl_rank_t **rank_p);
 
 /* The rank's connection was replaced by another of the same process. */
-void sl_registry_rebind(sl_registry_t *registry, sl_rank_t *rank, const sl_peer_key_t *key,
-                        uint64_t now_us);
+void sl_registry_rebind(sl_registry_t *registry, sl_rank_t *rank, const sl_peer_key_t *key);
 
 /* Fails the group of `rank`, which is the one to blame. */
 void sl_registry_fail(sl_registry_t *registry, sl_rank_t *rank, const char *reason,

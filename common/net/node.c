@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "common/net/node_state.h"
 #include "common/net/socket.h"
 
@@ -26,7 +27,7 @@
 #define RECONNECT_MAX_MS 1000
 #define MONITOR_ADDRESS "inproc://monitor"
 #define WAIT_SLICE_MS 200
-#define POST_POLL_MS 20 /* bounds the wait should a wake-up be missed; see wait_for_room() */
+#define POST_POLL_MS 20 /* between looks at the ring and at what ends the wait */
 
 void sl_node_signal(int fd)
 {
@@ -35,10 +36,10 @@ void sl_node_signal(int fd)
     (void)written; /* fails only when the counter is full, that is, already readable */
 }
 
-void sl_node_frame_free(sl_bytes_t *frame)
+void sl_node_frame_free(sl_node_frame_t *frame)
 {
     if (frame != NULL) {
-        free(frame->data);
+        free(frame->bytes.data);
         free(frame);
     }
 }
@@ -113,6 +114,7 @@ sl_status_t sl_node_create(const sl_node_params_t *params, sl_node_t **node_p)
         return sl_error(SL_ERR_NO_MEMORY, "node: no memory");
     }
     node->stop_fd = node->state_fd = node->room_fd = -1;
+    STAILQ_INIT(&node->link.kept);
     sl_rank_name(&params->hello.rank, node->name);
     snprintf(node->address, sizeof(node->address), "%s", params->router);
     node->incarnation = params->hello.rank.incarnation;
@@ -154,6 +156,11 @@ static void close_meeting_points(sl_node_t *node)
             close(fds[i]);
         }
     }
+    while (!STAILQ_EMPTY(&node->link.kept)) {
+        sl_node_frame_t *frame = STAILQ_FIRST(&node->link.kept);
+        STAILQ_REMOVE_HEAD(&node->link.kept, link);
+        sl_node_frame_free(frame);
+    }
     for (void *item; node->outgoing != NULL && (item = sl_ring_pop(node->outgoing)) != NULL;) {
         sl_node_frame_free(item);
     }
@@ -172,6 +179,10 @@ void sl_node_destroy(sl_node_t *node)
     if (node->thread_started) {
         sl_node_signal(node->stop_fd);
         pthread_join(node->thread, NULL);
+        sl_node_stats_t stats = sl_node_stats(node);
+        sl_log_info("%s: %" PRIu64 " messages sent to the router, %" PRIu64 " received, %" PRIu64
+                    " dropped while it was away; registered %" PRIu64 " times",
+                    node->name, stats.sent, stats.received, stats.dropped, stats.registrations);
     }
     sl_node_frame_free(node->link.outgoing);
     sl_node_message_free(node->link.incoming);
@@ -236,30 +247,66 @@ static void wait_for_room(sl_node_t *node)
     (void)got; /* empty is fine */
 }
 
-static sl_status_t push_frame(sl_node_t *node, sl_bytes_t *frame, sl_message_type_t type)
+static bool is_stale_when_away(sl_message_type_t type)
 {
-    uint64_t until_us = sl_now_us() + node->post_timeout_us;
+    return type == SL_MSG_TOKENS || type == SL_MSG_PROMPT_LOGPROBS;
+}
+
+/* The frame is of no use: the router, once it is back, ends its attempt. The net thread raises
+ * `registered` before it passes on anything of a new attempt, so none of those is dropped. */
+static bool is_in_vain(const sl_node_t *node, sl_message_type_t type)
+{
+    return is_stale_when_away(type) && !atomic_load(&node->registered);
+}
+
+/* What ends the wait for room, or SL_OK. The router can stand still for a lease before this side
+ * knows, so that much is waited on top. */
+static sl_status_t check_wait(const sl_node_t *node, sl_message_type_t type, uint64_t waited_us)
+{
+    uint64_t most_us = node->post_timeout_us + atomic_load(&node->lease_us);
+    if (is_stopping(node) || sl_node_group_failed(node)) {
+        return sl_error(SL_ERR_CANCELED, "%s: %s while a %s message waited for the router at %s",
+                        node->name, is_stopping(node) ? "stopped" : "the group failed",
+                        sl_message_type_name(type), node->address);
+    }
+    if (waited_us >= most_us) {
+        return sl_error(SL_ERR_TIMEOUT,
+                        "%s: no room to queue a %s message for the router at %s"
+                        " within %" PRIu64 " ms",
+                        node->name, sl_message_type_name(type), node->address, most_us / 1000);
+    }
+    return SL_OK;
+}
+
+/* Takes the frame over on success only. */
+static sl_status_t push_frame(sl_node_t *node, sl_node_frame_t *frame, sl_message_type_t type)
+{
+    uint64_t since_us = sl_now_us();
     while (sl_ring_push(node->outgoing, frame) != SL_OK) {
-        if (sl_now_us() >= until_us) {
-            return sl_error(SL_ERR_TIMEOUT,
-                            "%s: no room to queue a %s message for the router at %s"
-                            " within %" PRIu64 " ms",
-                            node->name, sl_message_type_name(type), node->address,
-                            node->post_timeout_us / 1000);
-        }
+        SL_TRY(check_wait(node, type, sl_now_us() - since_us));
         atomic_store(&node->poster_waits, true);
         wait_for_room(node);
+        if (is_in_vain(node, type)) {
+            atomic_fetch_add(&node->dropped, 1);
+            sl_node_frame_free(frame);
+            return SL_OK;
+        }
     }
     return SL_OK;
 }
 
 sl_status_t sl_node_post(sl_node_t *node, const sl_message_t *message)
 {
-    sl_bytes_t *frame = calloc(1, sizeof(*frame));
+    if (is_in_vain(node, message->type)) {
+        atomic_fetch_add(&node->dropped, 1);
+        return SL_OK;
+    }
+    sl_node_frame_t *frame = calloc(1, sizeof(*frame));
     if (frame == NULL) {
         return sl_error(SL_ERR_NO_MEMORY, "%s: no memory for a frame", node->name);
     }
-    sl_status_t status = sl_message_encode(message, frame);
+    frame->stale_when_away = is_stale_when_away(message->type);
+    sl_status_t status = sl_message_encode(message, &frame->bytes);
     if (status == SL_OK) {
         status = push_frame(node, frame, message->type);
     }
@@ -326,5 +373,6 @@ sl_node_stats_t sl_node_stats(const sl_node_t *node)
         .received = atomic_load(&node->received),
         .registrations = atomic_load(&node->registrations),
         .undecodable = atomic_load(&node->undecodable),
+        .dropped = atomic_load(&node->dropped),
     };
 }

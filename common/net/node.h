@@ -21,8 +21,8 @@ typedef struct {
     sl_msg_hello_t hello;         /* copied deeply */
     uint64_t register_timeout_us; /* without a welcome for this long sl_node_wait_welcome() fails;
                                      0: 30 s */
-    bool (*stopping)(void);       /* ends the wait for the welcome early when true; NULL: never */
-    uint64_t post_timeout_us;     /* sl_node_post() waits this long for room; 0: 10 s */
+    bool (*stopping)(void);       /* ends waits for the welcome and for room early; NULL: never */
+    uint64_t post_timeout_us;     /* sl_node_post() waits a lease and this long; 0: 10 s */
     size_t ring_items;            /* 0: 4096 */
 } sl_node_params_t;
 
@@ -30,6 +30,7 @@ typedef struct {
     uint64_t sent, received; /* messages of any type */
     uint64_t registrations;  /* welcomes after a hello of ours: 1, and 1 for each time again */
     uint64_t undecodable;    /* frames of the router that were refused here */
+    uint64_t dropped;        /* tokens and prompt_logprobs that nobody waits for any more */
 } sl_node_stats_t;
 
 /* Starts the net thread and says hello. */
@@ -42,10 +43,18 @@ void sl_node_destroy(sl_node_t *node);
  * address; SL_ERR_CANCELED: params->stopping() said so (seen at once after a signal). */
 SL_MUST_USE sl_status_t sl_node_wait_welcome(sl_node_t *node);
 
-/* Engine: queues a copy of `message` for the router, encoded here. Blocks only while the ring is
- * full (back-pressure), at most 10 s, then SL_ERR_TIMEOUT. Nothing but hellos leaves before the
- * router's welcome, and after a lost connection nothing before the next one; frames on the way when
- * a connection breaks are lost. */
+/* Engine: queues a copy of `message` for the router, encoded here. Nothing but hellos leaves before
+ * the router's welcome, and after a lost connection or a lapsed lease nothing before the next one;
+ * frames on the way when a connection breaks are lost.
+ *
+ * The router ends the rank's attempts when it registers again, so while it is not registered
+ * `tokens` and `prompt_logprobs` are dropped (SL_OK, counted in the stats), those that wait too:
+ * the ring keeps its room for what must arrive, and the engine goes on however long the router is
+ * away. All other messages are kept, in order.
+ *
+ * Blocks only while the ring is full (back-pressure). SL_ERR_CANCELED: params->stopping() says so
+ * or the group has failed; looked at every 20 ms. SL_ERR_TIMEOUT: no room for a lease and
+ * post_timeout_us. Not queued then. */
 SL_MUST_USE sl_status_t sl_node_post(sl_node_t *node, const sl_message_t *message);
 
 /* Engine: the next message from the router, or NULL. The caller frees it with

@@ -9,7 +9,8 @@
  *     +-----------------------|-----------------------+     |
  *                             +-----------------------------+
  *
- * In HELLOING only hellos are sent, again and again at growing intervals; queued frames wait. The
+ * In HELLOING only hellos are sent, again and again at growing intervals; queued frames wait, save
+ * those of attempts that the router ends when this rank registers again: these are dropped. The
  * lease begins with the first acknowledged heartbeat and is counted from the moment that heartbeat
  * was *sent*: the router counts from its arrival, so this side gives up first.
  */
@@ -34,11 +35,60 @@
 
 /* ---- registration and lease ---- */
 
-static void hello_soon(sl_node_link_t *link, uint64_t now_us)
+static void wake_poster(sl_node_t *node)
 {
-    link->registered = false;
-    link->hello_due_us = now_us;
-    link->hello_wait_us = HELLO_FIRST_US;
+    if (atomic_load(&node->poster_waits) && atomic_exchange(&node->poster_waits, false)) {
+        sl_node_signal(node->room_fd);
+    }
+}
+
+/* The frame to be sent next, or NULL: what was popped first goes first. */
+static sl_node_frame_t *next_frame(sl_node_t *node)
+{
+    sl_node_link_t *link = &node->link;
+    sl_node_frame_t *frame = link->outgoing != NULL ? link->outgoing : STAILQ_FIRST(&link->kept);
+    if (frame == NULL) {
+        return sl_ring_pop(node->outgoing);
+    }
+    if (frame == link->outgoing) {
+        link->outgoing = NULL;
+    } else {
+        STAILQ_REMOVE_HEAD(&link->kept, link);
+    }
+    return frame;
+}
+
+/* Empties the ring: keeps what must arrive, drops the rest. After this the engine itself drops the
+ * like at its post, save one that it may be pushing just now. */
+static void drop_stale(sl_node_t *node)
+{
+    sl_node_frame_t *frame;
+    sl_node_frames_t kept = STAILQ_HEAD_INITIALIZER(kept);
+    while ((frame = next_frame(node)) != NULL) {
+        if (frame->stale_when_away) {
+            atomic_fetch_add(&node->dropped, 1);
+            sl_node_frame_free(frame);
+        } else {
+            STAILQ_INSERT_TAIL(&kept, frame, link);
+        }
+    }
+    STAILQ_CONCAT(&node->link.kept, &kept);
+    wake_poster(node);
+}
+
+static void leave_registration(sl_node_t *node)
+{
+    node->link.registered = false;
+    if (atomic_exchange(&node->registered, false)) {
+        drop_stale(node);
+    }
+}
+
+static void hello_soon(sl_node_t *node, uint64_t now_us)
+{
+    leave_registration(node);
+    node->link.hello_due_us = now_us;
+    node->link.hello_wait_us = HELLO_FIRST_US;
 }
 
 static sl_status_t send_frame(sl_node_t *node, const sl_bytes_t *frame)
@@ -80,6 +130,7 @@ static void on_welcome(sl_node_t *node, const sl_msg_welcome_t *welcome, uint64_
     link->heartbeat_us = 1000 * heartbeat_ms;
     link->lease_us = 1000 * clamp(welcome->lease_ms, heartbeat_ms, LEASE_MAX_MS);
     link->registered = true;
+    atomic_store(&node->registered, true);
     link->heartbeat_due_us = now_us;
     link->ack_due_us = now_us + link->lease_us;
     atomic_store(&node->lease_us, link->lease_us);
@@ -97,7 +148,7 @@ static void on_welcome(sl_node_t *node, const sl_msg_welcome_t *welcome, uint64_
 static bool on_refused(sl_node_t *node, const sl_msg_refused_t *refused)
 {
     node->link.refused = true;
-    node->link.registered = false;
+    leave_registration(node);
     atomic_store(&node->group_failed, true);
     atomic_store(&node->lease_until_us, 0);
     if (atomic_load(&node->state) != SL_NODE_JOINING) {
@@ -163,7 +214,7 @@ static void run_timers(sl_node_t *node, uint64_t now_us)
         sl_log_warn("%s: no heartbeat acknowledged by the router at %s for %llu ms, registering "
                     "again",
                     node->name, node->address, (unsigned long long)(link->lease_us / 1000));
-        hello_soon(link, now_us);
+        hello_soon(node, now_us);
     }
     if (link->up && !link->registered && !link->refused && now_us >= link->hello_due_us) {
         send_hello(node, now_us);
@@ -203,7 +254,7 @@ static void handle_events(sl_node_t *node, uint64_t now_us)
             sl_log_warn("%s: connection to the router at %s lost", node->name, node->address);
         }
         link->up = up;
-        hello_soon(link, now_us);
+        hello_soon(node, now_us);
     }
 }
 
@@ -301,28 +352,19 @@ static void move_incoming(sl_node_t *node, uint64_t now_us)
 
 /* ---- engine -> router ---- */
 
-static void wake_poster(sl_node_t *node)
-{
-    if (atomic_load(&node->poster_waits) && atomic_exchange(&node->poster_waits, false)) {
-        sl_node_signal(node->room_fd);
-    }
-}
-
 /* Sends queued frames until there are none (true) or the socket has no room. */
 static bool move_outgoing(sl_node_t *node)
 {
     sl_node_link_t *link = &node->link;
     sl_ring_clear(node->outgoing);
     for (int i = 0; i < BATCH; i++) {
-        if (link->outgoing == NULL) {
-            link->outgoing = sl_ring_pop(node->outgoing);
-            wake_poster(node);
-        }
+        link->outgoing = next_frame(node);
+        wake_poster(node);
         if (link->outgoing == NULL) {
             link->more_outgoing = false;
             return true;
         }
-        if (send_frame(node, link->outgoing) == SL_ERR_AGAIN) {
+        if (send_frame(node, &link->outgoing->bytes) == SL_ERR_AGAIN) {
             break;
         }
         sl_node_frame_free(link->outgoing);

@@ -5,6 +5,7 @@ import time
 
 import build
 import goldens
+import sluice
 from harness import Cluster
 
 LITE = goldens.GOLDEN / "lite"
@@ -49,5 +50,30 @@ def test_pause_while_tokens_stream(built):
         pause_router(cluster)
         for stream in streams:
             assert len(stream.result().tokens) == tokens
+        check_golden(cluster)
+        cluster.check()
+
+
+def test_pause_beyond_the_lease_under_load(built):
+    """The ranks give up waiting for the router and register again: requests that were under way may
+    end with an error, but no rank does, and nothing of them is left behind."""
+    lease_ms = 500 * build.patience()
+    with Cluster(LITE, prefill=[1], decode=[1, 1], router_flags={"lease_ms": lease_ms}) as cluster:
+        streams = [cluster.client.generate([n + 2] * 40, temperature=0.0, max_tokens=1500,
+                                           ignore_eos=True, timeout_s=200 * build.patience())
+                   for n in range(12)]
+        for stream in streams:
+            next(stream)
+        pause_router(cluster, 2 * lease_ms / 1000 + 1)
+        errors = []
+        for stream in streams:
+            try:
+                assert len(stream.result().tokens) == 1500
+            except sluice.RequestError as error:
+                errors.append(error)
+        assert errors, "the pause was too short to be noticed"
+        assert all(error.code == "unreachable" for error in errors), errors
+        assert "registers again" in cluster.router.log()
+        cluster.wait_ready()
         check_golden(cluster)
         cluster.check()

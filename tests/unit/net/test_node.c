@@ -285,6 +285,88 @@ static void test_full_ring(void **state)
     sl_server_destroy(server);
 }
 
+static sl_message_t tokens_message(void)
+{
+    static int32_t tokens[1000];
+    return (sl_message_t){.type = SL_MSG_TOKENS, .tokens = {.tokens = tokens, .token_count = 1000}};
+}
+
+/* A router that stands still for longer than a post may wait, under load: tokens of attempts that
+ * end with the next registration make room, what must arrive is kept. */
+static void test_router_away_under_load(void **state)
+{
+    (void)state;
+    sl_server_t *server = server_at("tcp://127.0.0.1:*", 0);
+    sl_node_params_t params = node_params(server);
+    params.ring_items = 4;
+    params.post_timeout_us = 50000;
+    sl_node_t *node;
+    sl_message_t tokens = tokens_message();
+    assert_int_equal(sl_node_create(&params, &node), SL_OK);
+    welcome(server, 300);
+    UNTIL(sl_node_lease_valid(node), serve(server));
+    UNTIL(sl_node_stats(node).dropped >= 1000, /* nothing is read at the other end */
+          assert_int_equal(sl_node_post(node, &tokens), SL_OK));
+    assert_false(sl_node_lease_valid(node));
+    for (uint64_t i = 0; i < 3; i++) {
+        sl_message_t kept = {.type = SL_MSG_RELEASED, .attempt = {i}};
+        assert_int_equal(sl_node_post(node, &kept), SL_OK);
+        assert_int_equal(sl_node_post(node, &tokens), SL_OK);
+    }
+    welcome(server, 60000);
+    for (uint64_t i = 0; i < 3; i++) {
+        received_t got;
+        do { /* no tokens after the welcome */
+            got = server_next(server);
+            assert_int_equal(got.status, SL_OK);
+        } while (got.message.type == SL_MSG_HEARTBEAT || got.message.type == SL_MSG_HELLO);
+        assert_int_equal(got.message.type, SL_MSG_RELEASED);
+        assert_int_equal(got.message.attempt.attempt, i);
+    }
+    assert_int_equal(sl_node_post(node, &tokens), SL_OK);
+    received_t got = next_of(server, SL_MSG_TOKENS, true);
+    sl_message_destroy(&got.message);
+    sl_node_destroy(node);
+    sl_server_destroy(server);
+}
+
+static bool stop_now;
+static bool stops(void)
+{
+    return stop_now;
+}
+
+/* Whoever waits for room leaves when the process shall stop, or its group has failed. */
+static void test_stopped_while_the_ring_is_full(void **state)
+{
+    (void)state;
+    sl_server_t *server = server_at("tcp://127.0.0.1:*", 0);
+    sl_node_params_t params = node_params(server);
+    params.ring_items = 4;
+    params.stopping = stops;
+    params.post_timeout_us = 4 * DEADLINE_US;
+    sl_node_t *node;
+    sl_message_t message = {.type = SL_MSG_FAILED, .failed = {.code = "io"}};
+    memset(message.failed.message, 'x', sizeof(message.failed.message) - 1);
+    assert_int_equal(sl_node_create(&params, &node), SL_OK);
+    for (int i = 0; i < 4; i++) { /* not welcomed: nothing leaves */
+        assert_int_equal(sl_node_post(node, &message), SL_OK);
+    }
+    stop_now = true;
+    assert_int_equal(sl_node_post(node, &message), SL_ERR_CANCELED);
+    assert_non_null(strstr(sl_error_text(), "stopped while a failed message waited"));
+    stop_now = false;
+
+    sl_peer_key_t key = welcome(server, 60000);
+    answer(server, &key, (sl_message_t){.type = SL_MSG_GROUP_FAILED});
+    sl_status_t status = SL_OK; /* the server reads no more, so there is room for some only */
+    UNTIL(status != SL_OK, status = sl_node_post(node, &message));
+    assert_int_equal(status, SL_ERR_CANCELED);
+    assert_non_null(strstr(sl_error_text(), "the group failed while a failed message waited"));
+    sl_node_destroy(node);
+    sl_server_destroy(server);
+}
+
 static void test_router_stops_acknowledging(void **state)
 {
     (void)state;
@@ -358,6 +440,8 @@ int main(void)
         cmocka_unit_test(test_hello_again),
         cmocka_unit_test(test_many_messages_through_small_rings),
         cmocka_unit_test(test_full_ring),
+        cmocka_unit_test(test_router_away_under_load),
+        cmocka_unit_test(test_stopped_while_the_ring_is_full),
         cmocka_unit_test(test_router_stops_acknowledging),
         cmocka_unit_test(test_router_restarts),
         cmocka_unit_test(test_messages_of_the_wrong_kind),

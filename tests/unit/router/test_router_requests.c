@@ -466,6 +466,31 @@ static void reconnected_rank_starts_clean(void **state)
     assert_int_equal(sent_count(fixture, "d2", SL_MSG_RESERVE), 1);
 }
 
+/* It has dropped tokens while it heard nothing; the next would show as a gap. */
+static void rank_that_registers_again_starts_clean_on_its_old_connection_too(void **state)
+{
+    fixture_t *fixture = *state;
+    join_both(fixture);
+    sl_rank_t *decode = rank_of(fixture, "d");
+    sl_message_t hello = hello_of(SL_POOL_DECODE, 0, 0, 1, decode->id.incarnation);
+    sl_msg_heartbeat_t beat = {.sequence = 1};
+    generate(fixture, "c", "a", 10, 5);
+    say_hello(fixture, "d", hello); /* sent before its welcome came: nothing is lost */
+    assert_int_equal(sent_count(fixture, "c", SL_MSG_FAILED), 0);
+    sl_registry_heartbeat(fixture->registry, decode, &beat, fixture->now_us);
+    say_hello(fixture, "d", hello);
+    assert_failed(fixture, "c", 0, "a", "unreachable", "acknowledged within its lease");
+    assert_int_equal(sent_count(fixture, "d", SL_MSG_CANCEL_ATTEMPT), 1);
+    assert_int_equal(sent_count(fixture, "d", SL_MSG_WELCOME), 2);
+    say_released(fixture, "p", 1000);
+    say_released(fixture, "d", 1000);
+    assert_all_free(fixture);
+    generate(fixture, "c", "b", 10, 5);
+    say_hello(fixture, "d", hello); /* of those it sent while the router did not read */
+    assert_int_equal(sent_count(fixture, "c", SL_MSG_FAILED), 1);
+    assert_account(fixture, "d", 1, 1, 0);
+}
+
 static void unknown_attempt_is_told_to_stop(void **state)
 {
     fixture_t *fixture = *state;
@@ -669,6 +694,7 @@ int main(void)
         TEST(long_prompt_goes_where_its_pages_are),
         TEST(lost_rank_fails_its_requests_and_frees_the_other_side),
         TEST(reconnected_rank_starts_clean),
+        TEST(rank_that_registers_again_starts_clean_on_its_old_connection_too),
         TEST(unknown_attempt_is_told_to_stop),
         TEST(requests_wait_for_the_pools_but_not_for_ever),
         TEST(request_from_before_the_cluster_is_checked_when_it_comes),
