@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/log.h"
 #include "common/net/socket.h"
 
 #define BUCKET_COUNT 256
@@ -291,8 +292,9 @@ sl_status_t sl_server_send(sl_server_t *server, const sl_peer_key_t *peer,
             return SL_OK;
         }
     } else if (status == SL_ERR_UNREACHABLE) {
-        status = sl_error(SL_ERR_UNREACHABLE, "%s: the peer of a %s message is gone", server->name,
-                          sl_message_type_name(message->type));
+        /* Not sl_error(): peers come and go, and whoever sends decides whether this is one. */
+        sl_log_debug("%s: the peer of a %s message is gone", server->name,
+                     sl_message_type_name(message->type));
     }
     free(frame.data);
     return status;

@@ -45,7 +45,8 @@ SL_MUST_USE sl_status_t sl_server_receive(sl_server_t *server, sl_peer_key_t *se
                                           char bad_id[SL_REQUEST_ID_BYTES],
                                           sl_message_t *message_p);
 
-/* Sends or queues. SL_ERR_UNREACHABLE: no such peer any more. SL_ERR_LIMIT: its queue is full. */
+/* Sends or queues. SL_ERR_UNREACHABLE: no such peer any more; nothing is wrong here, so it is
+ * logged at debug level only and leaves no error text. SL_ERR_LIMIT: its queue is full. */
 SL_MUST_USE sl_status_t sl_server_send(sl_server_t *server, const sl_peer_key_t *peer,
                                        const sl_message_t *message);
 
