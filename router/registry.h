@@ -100,6 +100,9 @@ void sl_registry_destroy(sl_registry_t *registry);
 void sl_registry_hello(sl_registry_t *registry, const sl_peer_key_t *key, sl_message_t *message,
                        uint64_t now_us);
 
+/* Answers `refused` with the code and this thread's last error text. */
+void sl_registry_refuse(sl_registry_t *registry, const sl_peer_key_t *key, sl_status_t status);
+
 /* The rank behind a connection, or NULL: not registered, or its group has failed. */
 sl_rank_t *sl_registry_find(const sl_registry_t *registry, const sl_peer_key_t *key);
 

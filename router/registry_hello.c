@@ -12,14 +12,14 @@
 /* Every check ends here. The text is kept by sl_error(). */
 #define REFUSE(...) sl_error(SL_ERR_REFUSED, __VA_ARGS__)
 
-static void send_refused(sl_registry_t *registry, const sl_peer_key_t *key, sl_status_t status)
+void sl_registry_refuse(sl_registry_t *registry, const sl_peer_key_t *key, sl_status_t status)
 {
     sl_message_t message = {.type = SL_MSG_REFUSED};
     snprintf(message.refused.code, sizeof(message.refused.code), "%s", sl_status_name(status));
     snprintf(message.refused.message, sizeof(message.refused.message), "%s", sl_error_text());
     const sl_sink_t *sink = &registry->params.sink;
     if (sink->ops->to_rank(sink->arg, key, &message) != SL_OK) {
-        sl_log_debug("a refused rank is gone already");
+        sl_registry_gone(registry, key);
     }
 }
 
@@ -222,7 +222,7 @@ void sl_registry_hello(sl_registry_t *registry, const sl_peer_key_t *key, sl_mes
         sl_status_t status = sl_error(
             SL_ERR_STALE, "%s: incarnation %" PRIu64 " belongs to a failed group; start it again",
             name, hello->rank.incarnation);
-        send_refused(registry, key, status);
+        sl_registry_refuse(registry, key, status);
         return;
     }
     if (hello_again(registry, key, hello, name, now_us)) {
@@ -238,6 +238,6 @@ void sl_registry_hello(sl_registry_t *registry, const sl_peer_key_t *key, sl_mes
         status = admit(registry, key, message, name, now_us);
     }
     if (status != SL_OK) {
-        send_refused(registry, key, status);
+        sl_registry_refuse(registry, key, status);
     }
 }

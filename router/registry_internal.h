@@ -21,7 +21,6 @@ struct sl_registry {
 
     uint64_t tombstones[SL_TOMBSTONE_COUNT]; /* incarnations of failed groups; a ring */
     size_t tombstone_count;                  /* ever written */
-    uint64_t unknown_log_us;
 };
 
 /* The group of this index that has not failed, or NULL. */

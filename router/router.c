@@ -250,21 +250,16 @@ static void client_message(sl_router_t *router, const sl_peer_key_t *client, sl_
 
 /* ---- ranks ---- */
 
-static void refuse_node(sl_router_t *router, const sl_peer_key_t *node, sl_status_t status,
-                        const char *text)
+static void refuse_node(sl_router_t *router, const sl_peer_key_t *node, sl_status_t status)
 {
     char name[32];
     const sl_rank_t *rank = sl_registry_find(router->registry, node);
     if (sl_log_allowed(&router->bad_log_us, LOG_INTERVAL_US)) {
         sl_log_warn("%s sent a bad frame: %s",
-                    rank != NULL ? sl_rank_name(&rank->id, name) : "an unregistered node", text);
+                    rank != NULL ? sl_rank_name(&rank->id, name) : "an unregistered node",
+                    sl_error_text());
     }
-    sl_message_t message = {.type = SL_MSG_REFUSED};
-    snprintf(message.refused.code, sizeof(message.refused.code), "%s", sl_status_name(status));
-    snprintf(message.refused.message, sizeof(message.refused.message), "%s", text);
-    if (send_to_rank(router, node, &message) != SL_OK) {
-        sl_registry_gone(router->registry, node);
-    }
+    sl_registry_refuse(router->registry, node, status);
 }
 
 static void rank_message(sl_router_t *router, sl_rank_t *rank, const sl_peer_key_t *node,
@@ -300,7 +295,7 @@ static void rank_message(sl_router_t *router, sl_rank_t *rank, const sl_peer_key
                                       "message \"%s\" from a rank is none a rank "
                                       "sends",
                                       sl_message_type_name(message->type));
-        refuse_node(router, node, status, sl_error_text());
+        refuse_node(router, node, status);
     }
     }
 }
@@ -325,40 +320,44 @@ static void node_message(sl_router_t *router, const sl_peer_key_t *node, sl_mess
 
 /* ---- loop ---- */
 
-static size_t drain_clients(sl_router_t *router, uint64_t now_us)
+static void bad_client_frame(sl_router_t *router, const sl_peer_key_t *client, const char *id,
+                             sl_status_t status)
 {
-    size_t count = 0;
-    sl_peer_key_t sender;
-    char bad_id[SL_REQUEST_ID_BYTES];
-    sl_message_t message;
-    while (count < FRAMES_PER_TURN) {
-        sl_status_t status = sl_server_receive(router->clients, &sender, bad_id, &message);
-        if (status == SL_OK) {
-            client_message(router, &sender, &message, now_us);
-            sl_message_destroy(&message);
-        } else if (status == SL_ERR_INVALID || status == SL_ERR_LIMIT) {
-            sl_requests_reject(router->requests, &sender, bad_id, status, sl_error_text());
-        } else {
-            break;
-        }
-        count++;
-    }
-    return count;
+    sl_requests_reject(router->requests, client, id, status, sl_error_text());
 }
 
-static size_t drain_nodes(sl_router_t *router, uint64_t now_us)
+static void bad_node_frame(sl_router_t *router, const sl_peer_key_t *node, const char *id,
+                           sl_status_t status)
+{
+    (void)id; /* requests have none on this socket */
+    refuse_node(router, node, status);
+}
+
+/* What is done with the frames of one socket. */
+typedef struct {
+    void (*message)(sl_router_t *router, const sl_peer_key_t *sender, sl_message_t *message,
+                    uint64_t now_us);
+    void (*bad)(sl_router_t *router, const sl_peer_key_t *sender, const char *id,
+                sl_status_t status);
+} handlers_t;
+
+static const handlers_t client_handlers = {client_message, bad_client_frame};
+static const handlers_t node_handlers = {node_message, bad_node_frame};
+
+static size_t drain(sl_router_t *router, sl_server_t *server, const handlers_t *handlers,
+                    uint64_t now_us)
 {
     size_t count = 0;
     sl_peer_key_t sender;
     char bad_id[SL_REQUEST_ID_BYTES];
     sl_message_t message;
     while (count < FRAMES_PER_TURN) {
-        sl_status_t status = sl_server_receive(router->nodes, &sender, bad_id, &message);
+        sl_status_t status = sl_server_receive(server, &sender, bad_id, &message);
         if (status == SL_OK) {
-            node_message(router, &sender, &message, now_us);
+            handlers->message(router, &sender, &message, now_us);
             sl_message_destroy(&message);
         } else if (status == SL_ERR_INVALID || status == SL_ERR_LIMIT) {
-            refuse_node(router, &sender, status, sl_error_text());
+            handlers->bad(router, &sender, bad_id, status);
         } else {
             break;
         }
@@ -379,8 +378,8 @@ static bool turn(sl_router_t *router)
 {
     uint64_t now_us = sl_now_us();
     uint64_t sent_before = router->sent;
-    size_t received = drain_nodes(router, now_us);
-    received += drain_clients(router, now_us);
+    size_t received = drain(router, router->nodes, &node_handlers, now_us);
+    received += drain(router, router->clients, &client_handlers, now_us);
     /* With the sockets empty if possible: what waits in them may be the heartbeat that is missed.
      * A flood of messages must not put the timers off for ever, though. */
     uint64_t since_us = now_us - router->ticked_us;
