@@ -11,7 +11,7 @@ TAIL_LINES = 30
 # What no program may ever print, whoever asked it for what.
 REPORTS = re.compile(r"ERROR: AddressSanitizer|runtime error:|WARNING: ThreadSanitizer|"
                      r"ERROR: LeakSanitizer|SUMMARY: \w*Sanitizer|assertion failed:|"
-                     r"UCX  (?:ERROR|FATAL)|Assertion `.*failed|(?:==|\] )Caught signal")
+                     r"UCX  (?:ERROR|FATAL)|Assertion .*failed|(?:==|\] )Caught signal")
 LOOK_AGAIN_S = 0.02
 
 

@@ -160,10 +160,10 @@ def test_bad_frame(cluster, name):
 def test_too_large_a_frame(cluster):
     """A frame over the limit is answered; the connection and everybody else's go on."""
     with sluice.RawConnection(cluster.client_address) as raw:
-        raw.send(b"\xc6" + struct.pack(">I", 65 << 20) + bytes(65 << 20))
+        raw.send(b"\xc6" + struct.pack(">I", 17 << 20) + bytes(17 << 20))
         failed = raw.receive(60 * build.patience())
         assert failed["code"] == "limit"
-        assert str(64 << 20) in failed["message"]
+        assert str(16 << 20) in failed["message"]
 
 
 def test_several_frames_in_one_message(cluster):
