@@ -21,13 +21,14 @@ def test_a_rank_that_died_is_found(built):
         rank.may_die = True
 
 
-def test_pages_in_use_are_found(built, monkeypatch):
-    monkeypatch.setattr("harness.IDLE_S", 0.2)
-    with Cluster(LITE) as cluster:
-        with cluster.client.generate([1], max_tokens=4000, ignore_eos=True) as stream:
-            next(stream)
+def test_a_request_left_over_is_found(built, monkeypatch):
+    """It waits for a decode pool that is not there."""
+    monkeypatch.setattr("harness.IDLE_S", 0.3)
+    with Cluster(LITE, decode=[]) as cluster:
+        with cluster.client.generate([1]):
             with pytest.raises(HarnessError, match="idle cluster(.|\n)*last status"):
                 cluster.wait_idle()
+        monkeypatch.undo()
         cluster.check()
 
 
