@@ -222,6 +222,7 @@ void sl_rank_destroy(sl_rank_t *rank)
     if (rank->node != NULL) {
         /* First, so that nothing new is sent here while the transfers end. */
         sl_message_t goodbye = {.type = SL_MSG_GOODBYE};
+        memcpy(goodbye.goodbye.message, rank->fault, sizeof(rank->fault));
         sl_status_t status = sl_rank_post(rank, &goodbye);
         (void)status; /* the router will notice by itself */
     }
@@ -302,7 +303,9 @@ int sl_rank_main(const sl_rank_params_t *params, void (*attach)(void *self, sl_r
 {
     sl_rank_t *rank = NULL;
     sl_log_set_level((sl_log_level_t)params->options->log_level);
-    if (sl_rank_create(params, &rank) != SL_OK) {
+    sl_status_t created = sl_rank_create(params, &rank);
+    if (created != SL_OK) {
+        sl_log(SL_LOG_ERROR, "cannot start: %s: %s", sl_status_name(created), sl_error_text());
         return EXIT_FAILURE;
     }
     attach(params->self, rank);

@@ -425,9 +425,9 @@ static void bury(sl_registry_t *registry, sl_rank_t *rank)
 }
 
 static void tell_group_failed(sl_registry_t *registry, const sl_rank_group_t *group,
-                              const char *reason)
+                              const char *reason, bool left)
 {
-    sl_message_t message = {.type = SL_MSG_GROUP_FAILED};
+    sl_message_t message = {.type = SL_MSG_GROUP_FAILED, .group_failed = {.left = left}};
     snprintf(message.group_failed.message, sizeof(message.group_failed.message), "%s", reason);
     const sl_sink_t *sink = &registry->params.sink;
     for (uint32_t i = 0; i < group->tp; i++) {
@@ -444,12 +444,13 @@ static void tell_group_failed(sl_registry_t *registry, const sl_rank_group_t *gr
 
 void sl_registry_fail(sl_registry_t *registry, sl_rank_t *rank, const char *reason, uint64_t now_us)
 {
-    char name[32], text[256];
+    char name[32], text[SL_TEXT_BYTES];
     sl_rank_group_t *group = rank->group;
     SL_ASSERT(group->state != SL_GROUP_FAILED);
     snprintf(text, sizeof(text), "%s (incarnation %" PRIu64 ") is lost: %s",
              sl_rank_name(&rank->id, name), rank->id.incarnation, reason);
-    sl_log(rank->left ? SL_LOG_INFO : SL_LOG_WARN, "%s; its group of %u fails", text, group->tp);
+    sl_log(rank->left && !rank->failed ? SL_LOG_INFO : SL_LOG_WARN, "%s; its group of %u fails",
+           text, group->tp);
 
     bool was_ready = group->state == SL_GROUP_READY;
     bool had_targets = registry->target_count[group->pool] > 0;
@@ -465,7 +466,7 @@ void sl_registry_fail(sl_registry_t *registry, sl_rank_t *rank, const char *reas
         registry->empty_since_us[group->pool] = now_us;
     }
     cluster_update(registry);
-    tell_group_failed(registry, group, text);
+    tell_group_failed(registry, group, text, rank->left && !rank->failed);
     if (was_ready) {
         broadcast_group(registry, group, false);
     }
@@ -476,10 +477,12 @@ void sl_registry_fail(sl_registry_t *registry, sl_rank_t *rank, const char *reas
     }
 }
 
-void sl_registry_goodbye(sl_registry_t *registry, sl_rank_t *rank, uint64_t now_us)
+void sl_registry_goodbye(sl_registry_t *registry, sl_rank_t *rank, const sl_msg_goodbye_t *goodbye,
+                         uint64_t now_us)
 {
     rank->left = true;
-    sl_registry_fail(registry, rank, "it said goodbye", now_us);
+    rank->failed = goodbye->message[0] != '\0';
+    sl_registry_fail(registry, rank, rank->failed ? goodbye->message : "it said goodbye", now_us);
 }
 
 /* Fails the first group for which `check` finds a rank to blame; false when there is none. */

@@ -47,6 +47,7 @@ struct sl_rank {
     bool ready;
     bool heard;                 /* a heartbeat has come since its last welcome */
     bool left;                  /* it has said goodbye */
+    bool failed;                /* and that it cannot go on */
     bool doomed;                /* a send has failed: lost at the next settle */
     char doom[96];              /* why */
     uint64_t seen_us;           /* last sign of life */
@@ -109,7 +110,8 @@ sl_rank_t *sl_registry_find(const sl_registry_t *registry, const sl_peer_key_t *
 void sl_registry_ready(sl_registry_t *registry, sl_rank_t *rank);
 void sl_registry_heartbeat(sl_registry_t *registry, sl_rank_t *rank,
                            const sl_msg_heartbeat_t *heartbeat, uint64_t now_us);
-void sl_registry_goodbye(sl_registry_t *registry, sl_rank_t *rank, uint64_t now_us);
+void sl_registry_goodbye(sl_registry_t *registry, sl_rank_t *rank, const sl_msg_goodbye_t *goodbye,
+                         uint64_t now_us);
 
 /* Sends to a rank. A failed send dooms it: it is lost at the next sl_registry_settle(), so that no
  * caller sees ranks vanish under its hands. */

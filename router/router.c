@@ -28,6 +28,10 @@
 #define FLUSH_RETRY_MS 2
 #define LOG_INTERVAL_US 1000000u
 
+/* The longest message of a client is a prompt of max_model_len ids, at most 5 bytes each: room for
+ * three million. Ranks need more, for the logprobs of whole prompts. */
+#define CLIENT_FRAME_BYTES ((size_t)16 << 20)
+
 struct sl_router {
     sl_server_t *clients, *nodes;
     sl_registry_t *registry;
@@ -103,9 +107,10 @@ static sl_status_t write_ready_file(sl_router_t *router, const char *path)
 
 static sl_status_t create_sockets(sl_router_t *router, const sl_router_params_t *params)
 {
-    SL_TRY(sl_server_create(
-        &(sl_server_params_t){.bind = params->client_bind, .name = "client socket"},
-        &router->clients));
+    sl_server_params_t clients = {
+        .bind = params->client_bind, .name = "client socket", .limits = sl_wire_limits_default};
+    clients.limits.message_bytes = CLIENT_FRAME_BYTES;
+    SL_TRY(sl_server_create(&clients, &router->clients));
     return sl_server_create(&(sl_server_params_t){.bind = params->node_bind, .name = "node socket"},
                             &router->nodes);
 }
@@ -273,7 +278,7 @@ static void rank_message(sl_router_t *router, sl_rank_t *rank, const sl_peer_key
         sl_registry_heartbeat(router->registry, rank, &message->heartbeat, now_us);
         break;
     case SL_MSG_GOODBYE:
-        sl_registry_goodbye(router->registry, rank, now_us);
+        sl_registry_goodbye(router->registry, rank, &message->goodbye, now_us);
         break;
     case SL_MSG_TOKENS:
         sl_requests_tokens(router->requests, rank, message, now_us);

@@ -218,7 +218,7 @@ sl_status_t sl_transfer_peer_add(sl_transfer_t *transfer, const sl_rank_id_t *pe
     char name[SL_RANK_TEXT_BYTES];
     sl_transfer_blob_t blob;
     SL_TRY(sl_transfer_blob_parse(address->data, address->size, &blob));
-    if (!sl_rank_equal(&blob.rank, peer)) {
+    if (!sl_rank_same(&blob.rank, peer)) {
         char found[SL_RANK_TEXT_BYTES];
         return sl_error(SL_ERR_STALE, "transfer address of %s, expected %s",
                         sl_rank_text(&blob.rank, found), sl_rank_text(peer, name));

@@ -150,7 +150,6 @@ void sl_transfer_emit(sl_transfer_t *transfer, sl_transfer_event_type_t type, ui
 #define SL_RANK_TEXT_BYTES 64
 const char *sl_rank_text(const sl_rank_id_t *rank, char text[SL_RANK_TEXT_BYTES]);
 bool sl_rank_same_place(const sl_rank_id_t *left, const sl_rank_id_t *right);
-bool sl_rank_equal(const sl_rank_id_t *left, const sl_rank_id_t *right);
 
 /* The peer of exactly this incarnation that is not gone, or NULL. */
 sl_peer_t *sl_peer_find(const sl_transfer_t *transfer, const sl_rank_id_t *rank);

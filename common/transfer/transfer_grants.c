@@ -123,7 +123,7 @@ static void review_grant(void *arg, void *item)
     review_t *review = arg;
     sl_early_t *grant = item;
     if (grant->node.id > review->up_to ||
-        (review->from != NULL && !sl_rank_equal(review->from, &grant->from))) {
+        (review->from != NULL && !sl_rank_same(review->from, &grant->from))) {
         return;
     }
     unkeep(review->transfer, grant);

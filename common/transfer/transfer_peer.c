@@ -34,15 +34,10 @@ bool sl_rank_same_place(const sl_rank_id_t *left, const sl_rank_id_t *right)
     return left->pool == right->pool && left->group == right->group && left->rank == right->rank;
 }
 
-bool sl_rank_equal(const sl_rank_id_t *left, const sl_rank_id_t *right)
-{
-    return sl_rank_same_place(left, right) && left->incarnation == right->incarnation;
-}
-
 sl_peer_t *sl_peer_find(const sl_transfer_t *transfer, const sl_rank_id_t *rank)
 {
     sl_peer_t *peer = transfer->peers;
-    while (peer != NULL && (peer->gone || !sl_rank_equal(&peer->id, rank))) {
+    while (peer != NULL && (peer->gone || !sl_rank_same(&peer->id, rank))) {
         peer = peer->next;
     }
     return peer;

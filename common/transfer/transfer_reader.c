@@ -85,7 +85,7 @@ static sl_grant_t *match(sl_transfer_t *transfer, const sl_transfer_msg_t *msg, 
     } else if (grant->generation != msg->generation) {
         snprintf(why, sizeof(why), "generation %u, expected %u", msg->generation,
                  grant->generation);
-    } else if (!sl_rank_equal(&grant->writer->id, &msg->from)) {
+    } else if (!sl_rank_same(&grant->writer->id, &msg->from)) {
         char expected[SL_RANK_TEXT_BYTES];
         snprintf(why, sizeof(why), "expected from %s", sl_rank_text(&grant->writer->id, expected));
     }

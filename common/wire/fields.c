@@ -280,7 +280,9 @@ static const sl_field_t prefill_fields[] = {
     U64(sl_msg_prefill_t, attempt), RANK(sl_msg_prefill_t, decode), TOKENS(sl_msg_prefill_t),
     SAMPLING(sl_msg_prefill_t),     SEED(sl_msg_prefill_t),
 };
-static const sl_field_t group_failed_fields[] = {TEXT(sl_msg_group_failed_t, message)};
+static const sl_field_t group_failed_fields[] = {TEXT(sl_msg_group_failed_t, message),
+                                                 BOOL(sl_msg_group_failed_t, left)};
+static const sl_field_t goodbye_fields[] = {TEXT(sl_msg_goodbye_t, message)};
 
 #define MESSAGE(upper, lower)                                                                      \
     [SL_MSG_##upper] = {#lower, lower##_fields, COUNT(lower##_fields), sizeof(sl_msg_##lower##_t)}
@@ -303,7 +305,7 @@ static const sl_field_table_t message_tables[SL_MSG_TYPE_COUNT] = {
     MESSAGE(HEARTBEAT, heartbeat),
     ATTEMPT_ONLY(NO_PAGES, no_pages),
     ATTEMPT_ONLY(RELEASED, released),
-    EMPTY(GOODBYE, goodbye),
+    MESSAGE(GOODBYE, goodbye),
     MESSAGE(WELCOME, welcome),
     MESSAGE(REFUSED, refused),
     MESSAGE(GROUP, group),

@@ -236,9 +236,16 @@ typedef struct {
     uint64_t attempt;
 } sl_msg_attempt_t;
 
+/* `left`: a rank of the group has left on purpose, so the others leave too, without a fault. */
 typedef struct {
     char message[SL_TEXT_BYTES];
+    bool left;
 } sl_msg_group_failed_t;
+
+/* "": the rank leaves on purpose; else why it cannot go on. */
+typedef struct {
+    char message[SL_TEXT_BYTES];
+} sl_msg_goodbye_t;
 
 typedef struct {
     sl_message_type_t type;
@@ -261,7 +268,8 @@ typedef struct {
         sl_msg_reserve_t reserve;
         sl_msg_prefill_t prefill;
         sl_msg_group_failed_t group_failed;
-        /* STATUS, INFO, READY and GOODBYE have no fields */
+        sl_msg_goodbye_t goodbye;
+        /* STATUS, INFO and READY have no fields */
     };
 } sl_message_t;
 

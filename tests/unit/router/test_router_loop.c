@@ -314,6 +314,37 @@ static void hostile_frames_get_an_answer_and_disturb_nobody(void **state)
     zmq_close(other);
 }
 
+/* Of clients less is taken than of ranks: who sends more is told so, and over twice as much closes
+ * the connection. */
+static void too_large_a_frame_of_a_client_is_refused(void **state)
+{
+    loop_t *loop = *state;
+    const size_t limit = (size_t)16 << 20;
+    uint8_t *bytes = calloc(1, 2 * limit + 1);
+    assert_non_null(bytes);
+    void *client = connect_client(loop);
+    assert_int_equal(zmq_send(client, bytes, limit + 1, 0), limit + 1);
+    sl_message_t failed = client_receive(client, SL_MSG_FAILED);
+    assert_string_equal(failed.failed.code, "limit");
+    assert_non_null(strstr(failed.failed.message, "16777216"));
+    sl_message_t ask = {.type = SL_MSG_STATUS}, status;
+    client_send(client, &ask); /* the same connection goes on */
+    status = client_receive(client, SL_MSG_STATUS_REPLY);
+    sl_message_destroy(&status);
+
+    int events = ZMQ_EVENT_DISCONNECTED;
+    assert_int_equal(zmq_socket_monitor(client, "inproc://client", events), 0);
+    void *monitor = zmq_socket(loop->context, ZMQ_PAIR);
+    assert_int_equal(zmq_connect(monitor, "inproc://client"), 0);
+    assert_int_equal(zmq_send(client, bytes, 2 * limit + 1, 0), 2 * limit + 1);
+    zmq_pollitem_t item = {monitor, 0, ZMQ_POLLIN, 0};
+    assert_int_equal(zmq_poll(&item, 1, WAIT_MS), 1);
+    zmq_socket_monitor(client, NULL, 0);
+    zmq_close(monitor);
+    zmq_close(client);
+    free(bytes);
+}
+
 static void vanished_client_is_noticed_at_the_next_token(void **state)
 {
     loop_t *loop = *state;
@@ -400,6 +431,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(request_streams_through),
         TEST(hostile_frames_get_an_answer_and_disturb_nobody),
+        TEST(too_large_a_frame_of_a_client_is_refused),
         TEST(vanished_client_is_noticed_at_the_next_token),
         TEST(taken_place_is_refused_and_a_left_one_is_free),
         TEST(leaving_rank_fails_its_requests),

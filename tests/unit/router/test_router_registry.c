@@ -85,7 +85,8 @@ static void other_layout_is_refused_with_both_texts(void **state)
     assert_null(rank_of(fixture, "d"));
 
     /* Once nobody is left the next one may be anything. */
-    sl_registry_goodbye(fixture->registry, rank_of(fixture, "p"), fixture->now_us);
+    const sl_msg_goodbye_t on_purpose = {0};
+    sl_registry_goodbye(fixture->registry, rank_of(fixture, "p"), &on_purpose, fixture->now_us);
     assert_false(sl_registry_cluster(fixture->registry)->known);
     hello = hello_of(SL_POOL_DECODE, 0, 0, 1, 10);
     hello.hello.layout_hash = 43;
@@ -251,6 +252,29 @@ static void busy_rank_without_progress_is_lost(void **state)
     assert_non_null(strstr(failed->group_failed.message, "without progress beyond step 7"));
 }
 
+/* The others of a group are told whether one has left, which is no fault of theirs, or has failed. */
+static void a_goodbye_says_whether_it_is_a_fault(void **state)
+{
+    fixture_t *fixture = *state;
+    const char *const texts[2] = {"", "desync: step 7"};
+    for (uint32_t group = 0; group < 2; group++) {
+        char first[4], second[4];
+        sl_msg_goodbye_t goodbye = {0};
+        snprintf(first, sizeof(first), "a%u", group);
+        snprintf(second, sizeof(second), "b%u", group);
+        say_hello(fixture, first, hello_of(SL_POOL_DECODE, group, 0, 2, 50 + 2 * group));
+        say_hello(fixture, second, hello_of(SL_POOL_DECODE, group, 1, 2, 51 + 2 * group));
+        snprintf(goodbye.message, sizeof(goodbye.message), "%s", texts[group]);
+        sl_registry_goodbye(fixture->registry, rank_of(fixture, first), &goodbye, fixture->now_us);
+        sl_message_t *told = sent_to(fixture, second, SL_MSG_GROUP_FAILED, 0);
+        assert_non_null(told);
+        assert_int_equal(told->group_failed.left, group == 0);
+        assert_non_null(strstr(told->group_failed.message, texts[group]));
+        assert_null(sent_to(fixture, first, SL_MSG_GROUP_FAILED, 0));
+        assert_null(rank_of(fixture, second));
+    }
+}
+
 static void pause_of_the_router_itself_is_forgiven(void **state)
 {
     fixture_t *fixture = *state;
@@ -324,6 +348,7 @@ int main(void)
         TEST(new_connection_of_the_same_process_keeps_the_place),
         TEST(silent_rank_takes_its_group_down),
         TEST(busy_rank_without_progress_is_lost),
+        TEST(a_goodbye_says_whether_it_is_a_fault),
         TEST(pause_of_the_router_itself_is_forgiven),
         TEST(heartbeat_read_before_a_pause_is_forgiven_counts_once),
         TEST(failed_send_dooms_at_settle_only),

@@ -433,7 +433,8 @@ static void lost_rank_fails_its_requests_and_frees_the_other_side(void **state)
     assert_int_equal(sent_count(fixture, "d", SL_MSG_RESERVE), 1);
     uint64_t lost = sent_to(fixture, "d", SL_MSG_RESERVE, 0)->reserve.attempt;
     say_tokens(fixture, "p", lost, 0, 1, SL_FINISH_NONE);
-    sl_registry_goodbye(fixture->registry, rank_of(fixture, "d"), fixture->now_us);
+    const sl_msg_goodbye_t on_purpose = {0};
+    sl_registry_goodbye(fixture->registry, rank_of(fixture, "d"), &on_purpose, fixture->now_us);
     run_turn(fixture);
     assert_int_equal(counts(fixture).failed, 1);
     sl_message_t *failed = sent_to(fixture, "c", SL_MSG_FAILED, 0);

@@ -189,6 +189,7 @@ static inline sl_message_t sample_message(sl_message_type_t type, bool client)
         break;
     case SL_MSG_GROUP_FAILED:
         strcpy(m.group_failed.message, "prefill/0/1 died");
+        m.group_failed.left = true;
         break;
     default:
         break; /* no fields */
