@@ -38,11 +38,12 @@ def windows(tokens, lengths, limit=None):
 
 
 @torch.no_grad()
-def held_out(model, path, limit=None, batch=16):
+def held_out(model, path, limit=None):
     """Sum of nats and count of scored tokens, and how often each expert was chosen."""
     torch.set_float32_matmul_precision("highest")
     model.config._experts_implementation = "eager"
     stream, device = np.load(path), model.device
+    batch = 16 if device.type == "cuda" else 4
     tap, nats, count = RouterTap(model), 0.0, 0
     loads = torch.zeros(len(tap.gates), model.config.n_routed_experts, dtype=torch.long)
     # Longest first: batches of nearly equal lengths, hardly any padding.

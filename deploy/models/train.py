@@ -28,6 +28,7 @@ import corpus
 import evaluation
 
 SEED = 20240607
+SMOKE_FILES = 4  # held-out files that a smoke run looks at
 CONFIG = {
     "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
     "vocab_size": corpus.VOCAB_SIZE, "hidden_size": 256, "intermediate_size": 1024,
@@ -387,7 +388,7 @@ def parse_args():
     parser.add_argument("--hardware", default=None, help="line for the card")
     args = parser.parse_args()
     if args.smoke:
-        args.steps, args.batch, args.length, args.warmup, args.eval_every = 16, 4, 256, 4, 8
+        args.steps, args.batch, args.length, args.warmup, args.eval_every = 8, 2, 256, 2, 4
         args.max_seconds, args.compile = 60, False
     return args
 
@@ -406,14 +407,14 @@ def main():
         for stem in ("held_out", "unseen"):
             if (args.data / f"{stem}.npz").exists():
                 log[f"{stem}_result"] = evaluation.held_out(
-                    model, args.data / f"{stem}.npz", limit=12 if args.smoke else None)
+                    model, args.data / f"{stem}.npz", limit=SMOKE_FILES if args.smoke else None)
         save(model, args.out, log, args.max_shard_bytes)
         print(f"{log['steps_done']} steps, {log['tokens_seen'] / 1e6:.0f} M tokens in "
               f"{log['seconds']:.0f} s; held-out nats a token {log['held_out'][-1][1]:.4f}")
     if args.stage in ("all", "card"):
         import card
         join_parts(args.out)
-        card.write(args.data, args.out, limit=12 if args.smoke else None,
+        card.write(args.data, args.out, limit=SMOKE_FILES if args.smoke else None,
                    hardware=args.hardware)
 
 
