@@ -131,8 +131,8 @@ static inline int fixture_teardown(void **state)
 /* ---- looking at what was sent ---- */
 
 /* The nth message of a type to a key (or to anyone: NULL), or NULL. */
-static inline sl_message_t *sent_to(fixture_t *fixture, const char *name, sl_message_type_t type,
-                                    size_t nth)
+__attribute__((noinline, unused)) static sl_message_t *sent_to(fixture_t *fixture, const char *name,
+                                                               sl_message_type_t type, size_t nth)
 {
     for (size_t i = 0; i < fixture->sent_count; i++) {
         sl_peer_key_t key = key_of(name != NULL ? name : "");
