@@ -253,6 +253,33 @@ def test_close_ends_open_streams():
             client.generate([1])
 
 
+def test_close_amid_traffic():
+    """Closing races with arriving tokens and with the router's end; it must never hang."""
+    for n in range(60):
+        router = FakeRouter(echo)
+        client = sluice.Client(router.address)
+        streams = [client.generate([1, 2, 3]) for _ in range(8)]
+        first, second = (router, client) if n % 2 else (client, router)
+        first.close()
+        second.close()
+        for stream in streams:
+            try:
+                assert stream.result().tokens == [1, 2, 3]
+            except sluice.ConnectionLost:
+                pass
+
+
+def test_a_mistake_in_the_io_thread_is_told(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("planted")
+    with FakeRouter(echo) as router, sluice.Client(router.address) as client:
+        monkeypatch.setattr(client._mux, "receive", broken)
+        with pytest.raises(sluice.ConnectionLost, match="planted"):
+            client.generate([1]).result()
+        with pytest.raises(sluice.ConnectionLost):
+            client.generate([1])
+
+
 def test_raw_connection_takes_any_bytes():
     def script(router, peer, message):
         router.send(peer, "failed", id="x", seq=0, code="invalid", message=str(message["type"]))

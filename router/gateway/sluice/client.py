@@ -94,7 +94,8 @@ class Client:
         self._mux = mux.Mux()
         self._commands = collections.deque()
         self._context = zmq.Context()
-        self._closing = False
+        self._closing = False  # no more commands; the I/O thread ends or has ended
+        self._closed = False   # close() was called
         try:
             self._socket, self._monitor = open_dealer(self._context, address)
         except zmq.ZMQError as error:
@@ -158,10 +159,10 @@ class Client:
     def close(self):
         """Closes the socket at once; open streams end with ConnectionLost. Idempotent."""
         with self._bell_lock:
-            if self._closing:
+            if self._closed:
                 return
-            self._closing = True
-            self._bell_out.send(b"")
+            self._closed = self._closing = True
+            self._ring()
         self._thread.join()
         self._bell_out.close(0)
         self._context.term()
@@ -193,15 +194,38 @@ class Client:
             if self._closing:
                 raise ConnectionLost(f"the client of {self.address} is closed")
             self._commands.append(command)
-            self._bell_out.send(b"")
+            self._ring()
+
+    def _ring(self):
+        """Wakes the I/O thread. Never blocks: where the pipe is full a ring is under way already,
+        and where its other end is closed the thread has seen `_closing` by itself."""
+        try:
+            self._bell_out.send(b"", zmq.NOBLOCK)
+        except zmq.Again:
+            pass
 
     # ---- I/O thread ----
 
     def _run(self):
+        unsent, why = collections.deque(), "was closed"
+        try:
+            self._loop(unsent)
+        except Exception as error:  # a mistake of ours: whoever waits must still be told
+            why = f"failed: {error!r}"
+        with self._bell_lock:
+            self._closing = True
+        self._take_commands(unsent)  # none can follow: _submit() looks at _closing
+        self._flush(unsent)
+        self._mux.fail_all(ConnectionLost(f"the client of {self.address} {why}"))
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._bell_in.close(0)
+
+    def _loop(self, unsent):
         poller = zmq.Poller()
         for socket in (self._socket, self._bell_in, self._monitor):
             poller.register(socket, zmq.POLLIN)
-        unsent = collections.deque()
         while not self._closing:
             poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
             ready = dict(poller.poll())
@@ -212,13 +236,6 @@ class Client:
                 self._drain()
             if self._monitor in ready:
                 self._watch_link(unsent)
-        self._take_commands(unsent)  # none can follow: close() and _submit() exclude each other
-        self._flush(unsent)
-        self._mux.fail_all(ConnectionLost(f"the client of {self.address} was closed"))
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close()
-        self._bell_in.close(0)
 
     def _take_commands(self, unsent):
         while self._bell_in.poll(0):
