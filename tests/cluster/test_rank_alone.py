@@ -137,8 +137,8 @@ def finish(rig, attempt):
     rig.prefill(attempt)
     rig.wait_message("decode", "released", attempt)
     rig.wait_message("prefill", "released", attempt)
-    tokens = [m["tokens"] for m in
-              rig.router.of("prefill", "tokens", attempt) + rig.router.of("decode", "tokens", attempt)]
+    messages = [m for pool in ("prefill", "decode") for m in rig.router.of(pool, "tokens", attempt)]
+    tokens = [m["tokens"] for m in messages]
     assert sum(len(t) for t in tokens) == SAMPLING["max_tokens"]
 
 
