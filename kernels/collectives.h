@@ -30,7 +30,8 @@ struct sl_collectives {
                                   const uint32_t *rank_rows, uint32_t width, void *out);
 
     /* data = sum over ranks, bitwise equal on all of them. */
-    sl_status_t (*all_reduce)(const sl_collectives_t *self, sl_stream_t *stream, void *data, size_t count);
+    sl_status_t (*all_reduce)(const sl_collectives_t *self, sl_stream_t *stream, void *data,
+                              size_t count);
 };
 
 /* Collectives of the host-memory backends (f32). The group is borrowed. */

@@ -85,7 +85,7 @@ typedef struct {
  * Pairs are interleaved: (2j, 2j+1) rotate by position * inv_freq[j], and stay where they are. */
 typedef struct {
     void *q;                  /* act [T][h][nope + rope], the rope part rotated in place */
-    void *latent;             /* act [T][width]: in: kv_a output; out: norm(latent) | rotated k_pe */
+    void *latent;             /* act [T][width]: in: kv_a output; out: norm(latent), rotated k_pe */
     const void *norm_weight;  /* wt [kv_lora] */
     const int32_t *positions; /* [T] */
     const float *cos_sin;     /* f32 [max_position][rope]: cos of rope/2 pairs, then sin */

@@ -252,7 +252,8 @@ static void busy_rank_without_progress_is_lost(void **state)
     assert_non_null(strstr(failed->group_failed.message, "without progress beyond step 7"));
 }
 
-/* The others of a group are told whether one has left, which is no fault of theirs, or has failed. */
+/* The others of a group are told whether one has left, which is no fault of theirs, or has failed.
+ */
 static void a_goodbye_says_whether_it_is_a_fault(void **state)
 {
     fixture_t *fixture = *state;
