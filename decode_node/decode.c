@@ -17,10 +17,11 @@ struct sl_decode {
     sl_rank_t *rank;
     sl_decode_requests_t *requests;
     uint64_t tokens_out;
-    /* Results of a step, [max_batch]. */
-    int32_t *rows, *tokens;
+    /* Rules and results of a step, [max_batch]. */
+    int32_t *tokens;
+    bool logprobs; /* whether any request of the step wants them */
     sl_sample_row_t *rules;
-    sl_logprobs_t *logprobs;
+    sl_logprobs_t *results;
 };
 
 sl_status_t sl_decode_create(const sl_decode_options_t *options, sl_decode_t **decode_p)
@@ -30,13 +31,11 @@ sl_status_t sl_decode_create(const sl_decode_options_t *options, sl_decode_t **d
         return sl_error(SL_ERR_NO_MEMORY, "decode: out of memory");
     }
     decode->options = *options;
-    decode->rows = calloc(options->max_batch, sizeof(*decode->rows));
     decode->tokens = calloc(options->max_batch, sizeof(*decode->tokens));
     decode->rules = calloc(options->max_batch, sizeof(*decode->rules));
-    decode->logprobs = calloc(options->max_batch, sizeof(*decode->logprobs));
+    decode->results = calloc(options->max_batch, sizeof(*decode->results));
     sl_status_t status = SL_OK;
-    if (decode->rows == NULL || decode->tokens == NULL || decode->rules == NULL ||
-        decode->logprobs == NULL) {
+    if (decode->tokens == NULL || decode->rules == NULL || decode->results == NULL) {
         status = sl_error(SL_ERR_NO_MEMORY, "batch of %llu: out of memory",
                           (unsigned long long)options->max_batch);
     }
@@ -58,10 +57,9 @@ void sl_decode_destroy(sl_decode_t *decode)
         return;
     }
     sl_decode_requests_destroy(decode->requests);
-    free(decode->rows);
     free(decode->tokens);
     free(decode->rules);
-    free(decode->logprobs);
+    free(decode->results);
     free(decode);
 }
 
@@ -191,8 +189,22 @@ static void decode_plan(void *self, sl_step_t *step)
 
 static sl_status_t decode_forward(void *self, sl_model_t *model, const sl_batch_t *batch)
 {
-    const sl_decode_t *decode = self;
-    return sl_decode_forward(model, sl_rank_config(decode->rank)->num_hidden_layers, batch);
+    sl_decode_t *decode = self;
+    const sl_model_config_t *config = sl_rank_config(decode->rank);
+    uint32_t count;
+    sl_decode_request_t **in_step = sl_decode_requests_in_step(decode->requests, &count);
+    decode->logprobs = false;
+    for (uint32_t i = 0; i < count; i++) {
+        sl_rule_make(config, &in_step[i]->sampling, in_step[i]->outputs, &decode->rules[i]);
+        decode->logprobs = decode->logprobs || in_step[i]->sampling.logprobs >= 0;
+    }
+    for (uint32_t i = count; i < batch->rows; i++) {
+        decode->rules[i] = (sl_sample_row_t){.logprobs = -1}; /* padding */
+    }
+    bool chooses =
+        decode->options.rank.attention == SL_ATTENTION_DP || decode->options.rank.rank == 0;
+    return sl_decode_forward(model, config->num_hidden_layers, batch,
+                             chooses ? decode->rules : NULL, decode->logprobs);
 }
 
 static sl_status_t give_token(sl_decode_t *decode, sl_decode_request_t *request, int32_t token,
@@ -211,22 +223,13 @@ static sl_status_t give_token(sl_decode_t *decode, sl_decode_request_t *request,
 static sl_status_t decode_finish(void *self, sl_step_t *step)
 {
     sl_decode_t *decode = self;
-    sl_model_t *model = sl_rank_model(decode->rank);
     uint32_t count;
-    float *logits;
-    bool wanted = false;
+    (void)step;
     sl_decode_request_t **in_step = sl_decode_requests_in_step(decode->requests, &count);
+    SL_TRY(sl_model_chosen(sl_rank_model(decode->rank), count, decode->tokens,
+                           decode->logprobs ? decode->results : NULL));
     for (uint32_t i = 0; i < count; i++) {
-        decode->rows[i] = sl_step_last_row(step, i);
-        sl_rule_make(sl_rank_config(decode->rank), &in_step[i]->sampling, in_step[i]->outputs,
-                     &decode->rules[i]);
-        wanted = wanted || in_step[i]->sampling.logprobs >= 0;
-    }
-    SL_TRY(sl_model_logits(model, decode->rows, count, &logits));
-    SL_TRY(sl_model_sample(model, logits, decode->rules, count, decode->tokens,
-                           wanted ? decode->logprobs : NULL));
-    for (uint32_t i = 0; i < count; i++) {
-        SL_TRY(give_token(decode, in_step[i], decode->tokens[i], &decode->logprobs[i]));
+        SL_TRY(give_token(decode, in_step[i], decode->tokens[i], &decode->results[i]));
     }
     return SL_OK;
 }

@@ -1,11 +1,18 @@
-/* The decode pool's forward pass: absorbed attention over the paged latents. Engine thread. */
+/*
+ * The decode pool's step on the device: the layers with absorbed attention, the LM head on every
+ * row, and the choice of tokens, recorded once for each number of rows where the backend can.
+ * Engine thread.
+ */
 #ifndef SL_DECODE_FORWARD_H
 #define SL_DECODE_FORWARD_H
 
 #include "common/base/status.h"
 #include "kernels/layers/model.h"
 
+/* rules[batch->rows], padding rows included; NULL: no tokens are chosen here (TP attention, ranks
+ * other than 0). The results are taken by sl_model_chosen(). */
 SL_MUST_USE sl_status_t sl_decode_forward(sl_model_t *model, uint32_t layers,
-                                          const sl_batch_t *batch);
+                                          const sl_batch_t *batch, const sl_sample_row_t *rules,
+                                          bool logprobs);
 
 #endif

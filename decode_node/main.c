@@ -4,6 +4,8 @@
 #include "common/base/options.h"
 #include "decode_node/decode.h"
 
+#define SL_BUCKETS_MAX 64u
+
 static const sl_option_t table[] = {
     SL_RANK_OPTION_ROWS(sl_decode_options_t, rank),
     {"max-batch", SL_OPTION_U64, offsetof(sl_decode_options_t, max_batch), "256",
@@ -16,6 +18,21 @@ static const sl_options_t options_table = {
     .table = table,
     .count = sizeof(table) / sizeof(table[0]),
 };
+
+/*
+ * Rows of a recorded step: 1, 2, 4, 8, then multiples of 8 to 64, of 16 to 256, of 64 beyond, and
+ * `largest` itself. Fewer would compute more padding, more take longer to record.
+ */
+static uint32_t make_buckets(uint32_t largest, uint32_t buckets[SL_BUCKETS_MAX])
+{
+    uint32_t count = 0, rows = 1;
+    while (rows < largest && count + 1 < SL_BUCKETS_MAX) {
+        buckets[count++] = rows;
+        rows += rows < 8 ? rows : rows < 64 ? 8 : rows < 256 ? 16 : 64;
+    }
+    buckets[count++] = largest;
+    return count;
+}
 
 int main(int argc, char **argv)
 {
@@ -32,6 +49,7 @@ int main(int argc, char **argv)
         return EXIT_FAILURE;
     }
     uint32_t batch = (uint32_t)options.max_batch;
+    uint32_t buckets[SL_BUCKETS_MAX];
     sl_rank_params_t params = {
         .options = &options.rank,
         .pool = SL_POOL_DECODE,
@@ -41,6 +59,8 @@ int main(int argc, char **argv)
         .max_requests = batch,
         .max_logit_rows = batch,
         .absorbed = true,
+        .buckets = buckets,
+        .bucket_count = make_buckets(batch, buckets),
         .max_running = options.max_batch,
     };
     int code = sl_rank_main(&params, sl_decode_attach);

@@ -34,8 +34,4 @@ struct sl_collectives {
                               size_t count);
 };
 
-/* Collectives of the host-memory backends (f32). The group is borrowed. */
-void sl_collectives_init_host(sl_group_t *group, uint32_t rank, uint32_t size,
-                              sl_collectives_t *collectives);
-
 #endif

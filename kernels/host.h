@@ -15,6 +15,7 @@
 
 #include "common/base/status.h"
 #include "kernels/convert.h"
+#include "kernels/dummy.h"
 #include "kernels/ops.h"
 
 #define SL_HOST_ALIGN 256
@@ -85,5 +86,28 @@ static inline float *sl_host_cached_token(const sl_cache_t *cache, uint32_t laye
     return (float *)cache->base +
            ((page * cache->layers + layer) * cache->page_tokens + offset) * cache->width;
 }
+
+/* Made-up weights in f32, for the entry `dummy_weight` of sl_ops_t. */
+static inline sl_status_t sl_host_dummy_weight(sl_device_t *device, const sl_dummy_weight_t *dummy)
+{
+    float *out = (float *)dummy->out;
+    (void)device;
+    for (uint64_t i = 0; i < dummy->rows; i++) {
+        for (uint64_t j = 0; j < dummy->columns; j++) {
+            uint64_t place = dummy->first + i * dummy->row_step + j * dummy->column_step;
+            *out++ = dummy->mean + dummy->range * sl_dummy_uniform(dummy->seed, place);
+        }
+    }
+    return SL_OK;
+}
+
+/* What the host-memory backends (ref, cpu) share for the entries of sl_ops_t of these names:
+ * collectives over common/transfer/group.h in f32; marks and threads need nothing. */
+sl_status_t sl_host_collectives_open(sl_device_t *device, struct sl_group *group, uint32_t rank,
+                                     uint32_t size, struct sl_collectives *collectives_p);
+void sl_host_collectives_close(sl_device_t *device, struct sl_collectives *collectives);
+sl_status_t sl_host_bind_thread(sl_device_t *device);
+sl_status_t sl_host_mark(sl_device_t *device, sl_stream_t *stream, uint32_t mark);
+sl_status_t sl_host_wait_mark(sl_device_t *device, uint32_t mark);
 
 #endif

@@ -9,8 +9,9 @@
  * weight type. T: tokens (rows), H: hidden size, h: local attention heads, E: experts, k: experts
  * a token, V: vocabulary.
  *
- * Products are batch-invariant: a row's result does not depend, bit for bit, on how many other
- * rows are computed with it. That makes a request's tokens independent of its neighbours.
+ * Products of the host backends are batch-invariant: a row's result does not depend, bit for bit,
+ * on how many other rows are computed with it, which makes a request's tokens independent of its
+ * neighbours. On CUDA that is not promised (cuBLAS chooses by shape); tests report it.
  *
  * One engine thread per device. Operations fail only with PROCESS-scope codes; a parameter that
  * breaks the contract is asserted. Source of the maths: the published modelling code of
@@ -30,9 +31,19 @@
 typedef struct sl_device sl_device_t; /* the backend's own */
 typedef struct sl_stream sl_stream_t; /* NULL: the device's only stream */
 
+typedef struct sl_graph sl_graph_t; /* recorded work, ready to be launched again */
+struct sl_collectives;
+struct sl_group;
+
+#define SL_MARKS_MAX 64
+
 typedef struct {
     int index;   /* which accelerator; 0 on the CPU */
     int threads; /* CPU: threads of the products; 0: 1 */
+    /* Asked now and then while the host waits for the device: true ends the wait with
+     * SL_ERR_CANCELED (a peer of the group is gone, so its collectives never end). NULL: never. */
+    bool (*give_up)(void *arg);
+    void *give_up_arg;
 } sl_device_params_t;
 
 /* The latent cache: page-outermost [page][layer][page_tokens][width]. Element type: act. */
@@ -63,9 +74,9 @@ typedef struct {
 
 /* out[t][n] = sum_k x[t][k] * w[n][k] */
 typedef struct {
-    void *out;       /* act, or f32 if out_f32: [rows][n] */
-    const void *x;   /* act [rows][k] */
-    const void *w;   /* wt [n][k] dense, as a checkpoint lays it out */
+    void *out;     /* act, or f32 if out_f32: [rows][n] */
+    const void *x; /* act [rows][k] */
+    const void *w; /* wt [n][k] dense, as a checkpoint lays it out */
     uint32_t rows, n, k;
     uint32_t x_stride, out_stride;
     bool out_f32;
@@ -73,9 +84,9 @@ typedef struct {
 
 /* For each head i: out[t][i][n] = sum_k x[t][i][k] * w[i][n][k] */
 typedef struct {
-    void *out;       /* act */
-    const void *x;   /* act */
-    const void *w;   /* wt [heads][n][k] dense */
+    void *out;     /* act */
+    const void *x; /* act */
+    const void *w; /* wt [heads][n][k] dense */
     uint32_t rows, heads, n, k;
     uint32_t x_row_stride, x_head_stride;     /* both needed */
     uint32_t out_row_stride, out_head_stride; /* both needed */
@@ -93,13 +104,13 @@ typedef struct {
     sl_cache_t cache;
     uint32_t layer;
     uint32_t rows, heads, nope, rope, kv_lora;
-    uint32_t q_stride;        /* of a token; 0: dense */
+    uint32_t q_stride; /* of a token; 0: dense */
     float eps;
 } sl_rope_cache_t;
 
 /* Copies the cached latents of tokens [first, first + count) of one sequence, in order. */
 typedef struct {
-    void *out;            /* act [count][width] */
+    void *out; /* act [count][width] */
     sl_cache_t cache;
     uint32_t layer;
     const int32_t *pages; /* the sequence's pages in token order */
@@ -111,11 +122,11 @@ typedef struct {
  * keys. Score = (q_nope . k_nope + q_rope . k_pe) * scale. A query without keys gives 0 and
  * lse -inf. */
 typedef struct {
-    void *out;             /* act [Tq][h][v_dim] */
-    float *lse;            /* f32 [Tq][h], natural log; NULL: not wanted */
-    const void *q;         /* act [Tq][h][nope + rope] */
-    const void *kv;        /* act [Tk][h][nope + v_dim]: k_nope | v */
-    const void *k_pe;      /* act [Tk] rows of `rope`, k_pe_stride apart (inside the latents) */
+    void *out;        /* act [Tq][h][v_dim] */
+    float *lse;       /* f32 [Tq][h], natural log; NULL: not wanted */
+    const void *q;    /* act [Tq][h][nope + rope] */
+    const void *kv;   /* act [Tk][h][nope + v_dim]: k_nope | v */
+    const void *k_pe; /* act [Tk] rows of `rope`, k_pe_stride apart (inside the latents) */
     const int32_t *q_begin, *k_begin;           /* [sequences + 1] */
     const int32_t *host_q_begin, *host_k_begin; /* the same, host */
     uint32_t sequences, heads, nope, rope, v_dim, k_pe_stride;
@@ -125,8 +136,8 @@ typedef struct {
 
 /* Merges two partial attentions over disjoint keys by their log-sum-exp, into the first. */
 typedef struct {
-    void *out;               /* act [T][h][v_dim], in and out */
-    float *lse;              /* f32 [T][h], in and out */
+    void *out;  /* act [T][h][v_dim], in and out */
+    float *lse; /* f32 [T][h], in and out */
     const void *other_out;
     const float *other_lse;
     uint32_t rows, heads, v_dim;
@@ -136,9 +147,9 @@ typedef struct {
  * request row_request[t]; kv_len 0 gives 0 (a padding row). Never reads a cached token at or past
  * kv_len, nor a page table entry it does not need. */
 typedef struct {
-    void *out;                  /* act [T][h][kv_lora] */
-    const void *q_latent;       /* act [T][h][kv_lora]: q_nope times W_UK */
-    const void *q_rope;         /* act: the rotated parts, inside the projected queries */
+    void *out;            /* act [T][h][kv_lora] */
+    const void *q_latent; /* act [T][h][kv_lora]: q_nope times W_UK */
+    const void *q_rope;   /* act: the rotated parts, inside the projected queries */
     uint32_t q_rope_row_stride, q_rope_head_stride; /* both needed */
     sl_cache_t cache;
     uint32_t layer;
@@ -220,8 +231,8 @@ typedef struct {
     uint32_t top_k;    /* 0: off */
     float top_p, min_p;
     uint64_t seed;
-    uint64_t position; /* output index: 0 for the first token after the prompt */
-    int32_t logprobs;  /* -1: none; else alternatives wanted */
+    uint64_t position;     /* output index: 0 for the first token after the prompt */
+    int32_t logprobs;      /* -1: none; else alternatives wanted */
     uint32_t masked_count; /* ids that may not be chosen (minimum length not reached) */
     int32_t masked[SL_MASKED_TOKENS_MAX];
 } sl_sample_row_t;
@@ -232,9 +243,9 @@ typedef struct {
  * position: a function of (seed, position) alone. Logprobs are of the raw logits' softmax.
  */
 typedef struct {
-    int32_t *tokens;             /* [rows] */
-    sl_logprobs_t *logprobs;     /* [rows] or NULL; set for rows that want them */
-    const float *logits;         /* f32 [rows][V]; left as they are */
+    int32_t *tokens;              /* [rows] */
+    sl_logprobs_t *logprobs;      /* [rows] or NULL; set for rows that want them */
+    const float *logits;          /* f32 [rows][V]; left as they are */
     const sl_sample_row_t *rules; /* [rows] */
     uint32_t rows, vocab;
 } sl_sample_t;
@@ -253,6 +264,16 @@ typedef struct {
     sl_dtype_t dtype;
     uint64_t rows, columns, row_stride; /* elements */
 } sl_weight_source_t;
+
+/* Made-up weights for benchmarks: out[i][j] = mean + range * u, u in [-1, 1) a function of seed and
+ * of the element's place first + i * row_step + j * column_step in the whole tensor alone, so that
+ * the ranks of any layout make the same model. */
+typedef struct {
+    void *out; /* wt [rows][columns], dense */
+    uint64_t rows, columns;
+    uint64_t seed, first, row_step, column_step;
+    float mean, range;
+} sl_dummy_weight_t;
 
 typedef struct sl_ops {
     const char *name; /* "ref", "cpu", "cuda" */
@@ -273,8 +294,30 @@ typedef struct sl_ops {
                             size_t bytes);
     sl_status_t (*synchronize)(sl_device_t *device, sl_stream_t *stream);
 
+    /* Makes the calling thread one that may use the device's memory (the transfer thread). */
+    sl_status_t (*bind_thread)(sl_device_t *device);
+
+    /* Marks a point of the stream, 0 <= mark < SL_MARKS_MAX, and waits on the host until the work
+     * before it is done. */
+    sl_status_t (*mark)(sl_device_t *device, sl_stream_t *stream, uint32_t mark);
+    sl_status_t (*wait_mark)(sl_device_t *device, uint32_t mark);
+
+    /* Records the operations between begin and end instead of running them. All NULL where the
+     * backend runs operations at once. Each operation must have run before at its largest size. */
+    sl_status_t (*graph_begin)(sl_device_t *device, sl_stream_t *stream);
+    sl_status_t (*graph_end)(sl_device_t *device, sl_stream_t *stream, sl_graph_t **graph_p);
+    sl_status_t (*graph_launch)(sl_device_t *device, sl_stream_t *stream, sl_graph_t *graph);
+    void (*graph_free)(sl_device_t *device, sl_graph_t *graph);
+
+    /* The group's collectives on device memory; `group` is borrowed and connected. */
+    sl_status_t (*collectives_open)(sl_device_t *device, struct sl_group *group, uint32_t rank,
+                                    uint32_t size, struct sl_collectives *collectives_p);
+    void (*collectives_close)(sl_device_t *device, struct sl_collectives *collectives);
+
     /* Converts a piece to wt, dense [rows][columns] at `to`. Blocking; at load only. */
     sl_status_t (*load_weight)(sl_device_t *device, void *to, const sl_weight_source_t *source);
+
+    sl_status_t (*dummy_weight)(sl_device_t *device, const sl_dummy_weight_t *dummy);
 
     sl_status_t (*embed)(sl_device_t *, sl_stream_t *, const sl_embed_t *);
     sl_status_t (*rms_norm)(sl_device_t *, sl_stream_t *, const sl_rms_norm_t *);
@@ -284,6 +327,9 @@ typedef struct sl_ops {
     sl_status_t (*gather_latents)(sl_device_t *, sl_stream_t *, const sl_gather_latents_t *);
     sl_status_t (*attn_prefill)(sl_device_t *, sl_stream_t *, const sl_attn_prefill_t *);
     sl_status_t (*attn_merge)(sl_device_t *, sl_stream_t *, const sl_attn_merge_t *);
+    /* Once a step, before its first attn_absorbed(), with the same rows, arrays and shape: the
+     * schedule that all layers share. NULL: not needed. */
+    sl_status_t (*attn_absorbed_plan)(sl_device_t *, sl_stream_t *, const sl_attn_absorbed_t *);
     sl_status_t (*attn_absorbed)(sl_device_t *, sl_stream_t *, const sl_attn_absorbed_t *);
     sl_status_t (*route)(sl_device_t *, sl_stream_t *, const sl_route_t *);
     sl_status_t (*moe_permute)(sl_device_t *, sl_stream_t *, const sl_moe_permute_t *);

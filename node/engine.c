@@ -24,7 +24,6 @@ void sl_rank_progress(sl_rank_t *rank)
 
 static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
 {
-    sl_collectives_t collectives;
     uint32_t tp = (uint32_t)rank->params.options->tp;
     sl_message_t ready = {.type = SL_MSG_READY};
     if (group->rank_count != tp) {
@@ -38,8 +37,7 @@ static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
     }
     memcpy(rank->members, group->incarnations, tp * sizeof(rank->members[0]));
     SL_TRY(sl_group_connect(rank->group, group->addresses, group->rank_count));
-    sl_collectives_init_host(rank->group, rank->id.rank, tp, &collectives);
-    sl_model_set_collectives(rank->model, &collectives);
+    SL_TRY(sl_model_join(rank->model, rank->group));
     rank->joined = true;
     sl_log_info("group of %u ready", tp);
     return sl_rank_post(rank, &ready);
@@ -142,6 +140,25 @@ static bool rows_of_group(const sl_rank_t *rank, const sl_step_record_t *records
     return any;
 }
 
+/* Rows every rank's batch is padded to: the smallest bucket that holds the largest of them; 0 where
+ * steps are not padded. A function of the exchanged records alone, hence the same on all ranks. */
+static uint32_t bucket_of(const sl_rank_t *rank, const uint32_t *rank_rows)
+{
+    const sl_rank_params_t *params = &rank->params;
+    uint32_t most = 0, i = 0;
+    if (params->buckets == NULL || !sl_model_records(rank->model)) {
+        return 0;
+    }
+    for (uint32_t r = 0; r < params->options->tp; r++) {
+        most = rank_rows[r] > most ? rank_rows[r] : most;
+    }
+    while (params->buckets[i] < most) {
+        i++;
+        SL_ASSERT(i < params->bucket_count);
+    }
+    return params->buckets[i];
+}
+
 static sl_status_t make_step(sl_rank_t *rank)
 {
     const sl_rank_ops_t *ops = rank->params.ops;
@@ -163,7 +180,8 @@ static sl_status_t make_step(sl_rank_t *rank)
             SL_TRY(share_plan(rank, records[0].plan_bytes));
         }
         uint64_t forward_us = sl_now_us();
-        SL_TRY(ops->forward(self, rank->model, sl_step_batch(rank->step, rank_rows)));
+        uint32_t bucket = bucket_of(rank, rank_rows);
+        SL_TRY(ops->forward(self, rank->model, sl_step_batch(rank->step, rank_rows, bucket)));
         rank->forward_us += sl_now_us() - forward_us;
         if (plans(rank) && sl_step_rows(rank->step) > 0) {
             SL_TRY(ops->finish(self, rank->step));

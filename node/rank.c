@@ -65,15 +65,36 @@ static void layout_of(const sl_rank_t *rank, sl_layout_t *layout)
     };
 }
 
+/* A peer's pages may be written only while the router still counts this rank among the living. */
+static bool may_write(void *arg)
+{
+    sl_rank_t *rank = arg;
+    sl_node_t *node = atomic_load(&rank->lease_node);
+    return node != NULL && sl_node_lease_valid(node);
+}
+
+/* Asked during waits for the group: a step cannot be finished with a group that is gone. */
+static bool give_up(void *arg)
+{
+    sl_rank_t *rank = arg;
+    return sl_rank_stopping() || (rank->node != NULL && sl_node_group_failed(rank->node));
+}
+
 static sl_status_t create_model(sl_rank_t *rank)
 {
     const sl_rank_options_t *options = rank->params.options;
-    SL_TRY(sl_checkpoint_open(options->model, &rank->checkpoint));
+    sl_checkpoint_options_t checkpoint = {
+        .dummy = options->load_format == 1,
+        .num_hidden_layers = (uint32_t)options->num_hidden_layers,
+    };
+    SL_TRY(sl_checkpoint_open_with(options->model, &checkpoint, &rank->checkpoint));
     sl_model_params_t params = {
         .checkpoint = rank->checkpoint,
         .ops = rank->ops,
         .device_index = (int)options->device_index,
         .threads = (int)options->threads,
+        .give_up = give_up,
+        .give_up_arg = rank,
         .rank = (uint32_t)options->rank,
         .tp = (uint32_t)options->tp,
         .attention = (sl_attention_t)options->attention,
@@ -95,19 +116,9 @@ static sl_status_t create_model(sl_rank_t *rank)
     return SL_OK;
 }
 
-/* A peer's pages may be written only while the router still counts this rank among the living. */
-static bool may_write(void *arg)
+static sl_status_t bind_thread(void *arg)
 {
-    sl_rank_t *rank = arg;
-    sl_node_t *node = atomic_load(&rank->lease_node);
-    return node != NULL && sl_node_lease_valid(node);
-}
-
-/* Asked during waits for the group: a step cannot be finished with a group that is gone. */
-static bool give_up(void *arg)
-{
-    sl_rank_t *rank = arg;
-    return sl_rank_stopping() || (rank->node != NULL && sl_node_group_failed(rank->node));
+    return sl_model_bind_thread(arg);
 }
 
 static sl_status_t create_transports(sl_rank_t *rank)
@@ -134,6 +145,9 @@ static sl_status_t create_transports(sl_rank_t *rank)
         .may_write_arg = rank,
     };
     sl_model_pages(rank->model, &transfer.base, &transfer.page_bytes);
+    transfer.device_memory = !rank->ops->host_memory;
+    transfer.bind_thread = bind_thread;
+    transfer.bind_thread_arg = rank->model;
     SL_TRY(sl_transfer_create(&transfer, &rank->transfer));
     return sl_peers_create(&rank->peers);
 }

@@ -34,6 +34,8 @@ typedef struct {
     uint64_t group, rank, tp;
     int attention; /* sl_attention_t */
     uint64_t device_index, threads, pages;
+    int load_format;            /* 0: safetensors, 1: dummy */
+    uint64_t num_hidden_layers; /* 0: all */
     uint64_t register_timeout_ms, group_timeout_ms;
     int log_level; /* sl_log_level_t */
 } sl_rank_options_t;
@@ -114,6 +116,22 @@ typedef struct {
          1,                                                                                        \
          16777216,                                                                                 \
          NULL},                                                                                    \
+        {"load-format",                                                                            \
+         SL_OPTION_CHOICE,                                                                         \
+         offsetof(type, member.load_format),                                                       \
+         "safetensors",                                                                            \
+         "dummy: seeded made-up weights, for benchmarks; only config.json is read.",               \
+         0,                                                                                        \
+         0,                                                                                        \
+         "safetensors|dummy"},                                                                     \
+        {"num-hidden-layers",                                                                      \
+         SL_OPTION_U64,                                                                            \
+         offsetof(type, member.num_hidden_layers),                                                 \
+         "0",                                                                                      \
+         "Use only the first so many layers, for benchmarks; 0: all.",                             \
+         0,                                                                                        \
+         10000,                                                                                    \
+         NULL},                                                                                    \
         {"register-timeout-ms",                                                                    \
          SL_OPTION_U64,                                                                            \
          offsetof(type, member.register_timeout_ms),                                               \
@@ -162,6 +180,10 @@ typedef struct {
     void *self;
     uint32_t max_rows, max_requests, max_logit_rows; /* of a step, see sl_model_params_t */
     bool absorbed, unabsorbed;
+    /* Where the backend records steps: the numbers of rows a step may have, ascending, the last one
+     * max_rows. NULL: any number. */
+    const uint32_t *buckets;
+    uint32_t bucket_count;
     uint64_t max_running, max_queued_tokens; /* told to the router */
 } sl_rank_params_t;
 

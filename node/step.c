@@ -25,7 +25,7 @@ struct sl_step {
     int64_t *slots;     /* [max_rows] */
     int32_t *row_begin; /* [max_requests + 1] */
     int32_t *block_table;
-    uint32_t *rank_rows;
+    uint32_t *rank_rows, *rank_valid;
     sl_batch_t batch;
 };
 
@@ -65,9 +65,11 @@ sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests, uint32_t ta
     step->row_begin = calloc(max_requests + 1, sizeof(*step->row_begin));
     step->block_table = calloc(step->max_pages, sizeof(*step->block_table));
     step->rank_rows = calloc(ranks, sizeof(*step->rank_rows));
+    step->rank_valid = calloc(ranks, sizeof(*step->rank_valid));
     if (step->entries == NULL || step->tokens == NULL || step->page_ids == NULL ||
         step->plan == NULL || step->positions == NULL || step->slots == NULL ||
-        step->row_begin == NULL || step->block_table == NULL || step->rank_rows == NULL) {
+        step->row_begin == NULL || step->block_table == NULL || step->rank_rows == NULL ||
+        step->rank_valid == NULL) {
         sl_step_destroy(step);
         return sl_error(SL_ERR_NO_MEMORY, "step of %u rows and %u requests: out of memory",
                         max_rows, max_requests);
@@ -90,6 +92,7 @@ void sl_step_destroy(sl_step_t *step)
     free(step->row_begin);
     free(step->block_table);
     free(step->rank_rows);
+    free(step->rank_valid);
     free(step);
 }
 
@@ -148,7 +151,18 @@ static void derive_request(sl_step_t *step, uint32_t request, uint32_t row, uint
     }
 }
 
-const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows)
+/* Rows that belong to no request: any token, cached nowhere. */
+static void derive_padding(sl_step_t *step, uint32_t padded_rows)
+{
+    SL_ASSERT(step->rows <= padded_rows && padded_rows <= step->max_rows);
+    for (uint32_t row = step->rows; row < padded_rows; row++) {
+        step->tokens[row] = 0;
+        step->positions[row] = 0;
+        step->slots[row] = -1;
+    }
+}
+
+const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows, uint32_t padded_rows)
 {
     uint32_t row = 0, page = 0;
     for (uint32_t r = 0; r < step->requests; r++) {
@@ -158,8 +172,17 @@ const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows)
     }
     step->row_begin[step->requests] = (int32_t)row;
     memcpy(step->rank_rows, rank_rows, step->ranks * sizeof(*rank_rows));
+    if (padded_rows > 0) {
+        derive_padding(step, padded_rows);
+        memcpy(step->rank_valid, rank_rows, step->ranks * sizeof(*rank_rows));
+        for (uint32_t r = 0; r < step->ranks; r++) {
+            SL_ASSERT(rank_rows[r] <= padded_rows);
+            step->rank_rows[r] = padded_rows;
+        }
+    }
     step->batch = (sl_batch_t){
-        .rows = step->rows,
+        .rows = padded_rows > 0 ? padded_rows : step->rows,
+        .rank_valid = padded_rows > 0 ? step->rank_valid : NULL,
         .tokens = step->tokens,
         .positions = step->positions,
         .slots = step->slots,

@@ -34,8 +34,10 @@ bool sl_step_full(const sl_step_t *step); /* no request fits any more */
 void sl_step_add(sl_step_t *step, const int32_t *tokens, uint32_t rows, uint32_t first_position,
                  const uint32_t *pages, uint32_t page_count);
 
-/* The batch of the step; valid until the step changes. rank_rows[ranks] is copied. */
-const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows);
+/* The batch of the step; valid until the step changes. rank_rows[ranks] is copied. With
+ * `padded_rows` > 0 the batch has that many rows, and rank_rows is what is real of each rank's
+ * padded_rows; it must hold the step's rows, and fit max_rows. */
+const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows, uint32_t padded_rows);
 
 /* Last row of request `request`. */
 int32_t sl_step_last_row(const sl_step_t *step, uint32_t request);

@@ -28,6 +28,8 @@ typedef struct {
 } layer_t;
 
 struct sl_checkpoint {
+    bool dummy;
+    sl_tensor_t dummies[SL_WEIGHT_KIND_COUNT];
     sl_model_config_t config;
     sl_tensors_t tensors;
     layer_t *layers;
@@ -233,31 +235,90 @@ static sl_status_t find_tokenizer(sl_checkpoint_t *checkpoint, const char *dir)
     return SL_OK;
 }
 
-static sl_status_t open_into(sl_checkpoint_t *checkpoint, const char *dir)
+static uint64_t dummy_bytes(const sl_checkpoint_t *checkpoint)
+{
+    const sl_model_config_t *config = &checkpoint->config;
+    uint64_t bytes = 0;
+    for (int i = 0; i < SL_WEIGHT_KIND_COUNT; i++) {
+        sl_weight_kind_t kind = (sl_weight_kind_t)i;
+        sl_weight_scope_t scope = sl_weight_scope(kind);
+        uint64_t count = scope == SL_WEIGHT_EXPERT ? config->n_routed_experts : 1;
+        uint32_t layers = scope == SL_WEIGHT_GLOBAL ? 1 : config->num_hidden_layers;
+        for (uint32_t layer = 0; layer < layers; layer++) {
+            bytes += sl_weight_present(config, kind, layer)
+                         ? count * checkpoint->dummies[kind].bytes
+                         : 0;
+        }
+    }
+    return bytes;
+}
+
+/* A tensor a kind, for all layers and experts: they differ only in what fills them. */
+static void make_dummies(sl_checkpoint_t *checkpoint)
+{
+    char text[CONFIG_TEXT_BYTES];
+    for (int i = 0; i < SL_WEIGHT_KIND_COUNT; i++) {
+        sl_tensor_t *tensor = &checkpoint->dummies[i];
+        *tensor = (sl_tensor_t){.name = "dummy", .dtype = SL_DTYPE_BF16};
+        sl_weight_shape(&checkpoint->config, (sl_weight_kind_t)i, &tensor->rank, tensor->shape);
+        tensor->bytes = tensor->shape[0] * tensor->shape[1] * sl_dtype_bytes(tensor->dtype);
+    }
+    checkpoint->dummy = true;
+    checkpoint->bytes = dummy_bytes(checkpoint);
+    size_t used = sl_model_config_text(&checkpoint->config, text, sizeof(text));
+    snprintf(checkpoint->identity, sizeof(checkpoint->identity), "%s-dummy-%016" PRIx64,
+             checkpoint->config.model_type, sl_fnv1a(SL_FNV1A_START, text, used));
+}
+
+static sl_status_t cut_layers(sl_model_config_t *config, const char *dir, uint32_t layers)
+{
+    if (layers > config->num_hidden_layers) {
+        return sl_error(SL_ERR_CONFIG, "%s: %u layers wanted, expected at most the model's %u", dir,
+                        layers, config->num_hidden_layers);
+    }
+    if (layers > 0) {
+        config->num_hidden_layers = layers;
+    }
+    return SL_OK;
+}
+
+static sl_status_t open_into(sl_checkpoint_t *checkpoint, const char *dir,
+                             const sl_checkpoint_options_t *options)
 {
     SL_TRY(sl_model_config_load(dir, &checkpoint->config));
+    SL_TRY(cut_layers(&checkpoint->config, dir, options->num_hidden_layers));
+    SL_TRY(find_tokenizer(checkpoint, dir));
+    if (options->dummy) {
+        make_dummies(checkpoint);
+        return SL_OK;
+    }
     SL_TRY(sl_tensors_open(dir, &checkpoint->tensors));
     SL_TRY(bind_globals(checkpoint, dir));
     SL_TRY(bind_layers(checkpoint, dir));
     SL_TRY(refuse_unknown(checkpoint));
-    SL_TRY(find_tokenizer(checkpoint, dir));
     make_identity(checkpoint);
     return SL_OK;
 }
 
-sl_status_t sl_checkpoint_open(const char *dir, sl_checkpoint_t **checkpoint_p)
+sl_status_t sl_checkpoint_open_with(const char *dir, const sl_checkpoint_options_t *options,
+                                    sl_checkpoint_t **checkpoint_p)
 {
     sl_checkpoint_t *checkpoint = calloc(1, sizeof(*checkpoint));
     if (checkpoint == NULL) {
         return sl_error(SL_ERR_NO_MEMORY, "%s: no memory for a checkpoint", dir);
     }
-    sl_status_t status = open_into(checkpoint, dir);
+    sl_status_t status = open_into(checkpoint, dir, options);
     if (status != SL_OK) {
         sl_checkpoint_close(checkpoint);
         return status;
     }
     *checkpoint_p = checkpoint;
     return SL_OK;
+}
+
+sl_status_t sl_checkpoint_open(const char *dir, sl_checkpoint_t **checkpoint_p)
+{
+    return sl_checkpoint_open_with(dir, &(sl_checkpoint_options_t){0}, checkpoint_p);
 }
 
 void sl_checkpoint_close(sl_checkpoint_t *checkpoint)
@@ -300,6 +361,9 @@ const sl_tensor_t *sl_checkpoint_weight(const sl_checkpoint_t *checkpoint, sl_we
 {
     const sl_tensor_t *tensor = NULL;
     SL_ASSERT(kind < SL_WEIGHT_KIND_COUNT);
+    if (checkpoint->dummy) {
+        return &checkpoint->dummies[kind];
+    }
     sl_weight_scope_t scope = sl_weight_scope(kind);
     SL_ASSERT(scope == SL_WEIGHT_GLOBAL || layer < checkpoint->config.num_hidden_layers);
     switch (scope) {

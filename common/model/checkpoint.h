@@ -16,9 +16,10 @@ typedef enum { SL_DTYPE_F32, SL_DTYPE_BF16, SL_DTYPE_F16 } sl_dtype_t;
 typedef struct {
     const char *name; /* owned by the checkpoint */
     sl_dtype_t dtype;
-    uint32_t rank;       /* 1 or 2 */
-    uint64_t shape[2];   /* rows, columns; shape[1] is 1 for rank 1 */
-    const void *data;    /* in the mapping, row-major, not necessarily aligned to the element */
+    uint32_t rank;     /* 1 or 2 */
+    uint64_t shape[2]; /* rows, columns; shape[1] is 1 for rank 1 */
+    const void *data; /* NULL in a dummy checkpoint; else in the mapping, row-major, not necessarily
+                         aligned to the element */
     size_t bytes;
 } sl_tensor_t;
 
@@ -37,6 +38,16 @@ typedef struct sl_checkpoint sl_checkpoint_t;
 SL_MUST_USE sl_status_t sl_checkpoint_open(const char *dir, sl_checkpoint_t **checkpoint_p);
 void sl_checkpoint_close(sl_checkpoint_t *checkpoint);
 
+typedef struct {
+    bool dummy;                 /* only config.json is read; tensors have shapes but no data */
+    uint32_t num_hidden_layers; /* the first so many layers of the model; 0: all */
+} sl_checkpoint_options_t;
+
+/* The same for benchmarks at real shapes: a model without its weights, or cut short. */
+SL_MUST_USE sl_status_t sl_checkpoint_open_with(const char *dir,
+                                                const sl_checkpoint_options_t *options,
+                                                sl_checkpoint_t **checkpoint_p);
+
 const sl_model_config_t *sl_checkpoint_config(const sl_checkpoint_t *checkpoint);
 
 /* Family and hash of config, tensor table (names, shapes, dtypes, bytes) and a sample of the small
@@ -51,30 +62,30 @@ const char *sl_checkpoint_tokenizer_path(const sl_checkpoint_t *checkpoint);
 uint64_t sl_checkpoint_bytes(const sl_checkpoint_t *checkpoint);
 
 typedef enum {
-    SL_WEIGHT_EMBED,          /* [vocab, H] */
-    SL_WEIGHT_FINAL_NORM,     /* [H] */
-    SL_WEIGHT_LM_HEAD,        /* [vocab, H]; the embedding when tied and absent */
-    SL_WEIGHT_INPUT_NORM,     /* [H] */
-    SL_WEIGHT_POST_NORM,      /* [H] */
-    SL_WEIGHT_Q,              /* [h*(nope+rope), H], without q_lora */
-    SL_WEIGHT_Q_A,            /* [q_lora, H] */
-    SL_WEIGHT_Q_A_NORM,       /* [q_lora] */
-    SL_WEIGHT_Q_B,            /* [h*(nope+rope), q_lora] */
-    SL_WEIGHT_KV_A,           /* [kv_lora+rope, H] */
-    SL_WEIGHT_KV_A_NORM,      /* [kv_lora] */
-    SL_WEIGHT_KV_B,           /* [h*(nope+v), kv_lora] */
-    SL_WEIGHT_O,              /* [H, h*v] */
-    SL_WEIGHT_MLP_GATE,       /* dense layer [I, H] */
-    SL_WEIGHT_MLP_UP,         /* [I, H] */
-    SL_WEIGHT_MLP_DOWN,       /* [H, I] */
-    SL_WEIGHT_ROUTER,         /* mlp.gate.weight [E, H] */
-    SL_WEIGHT_ROUTER_BIAS,    /* e_score_correction_bias [E], noaux_tc only */
-    SL_WEIGHT_EXPERT_GATE,    /* [moe, H], per expert */
+    SL_WEIGHT_EMBED,       /* [vocab, H] */
+    SL_WEIGHT_FINAL_NORM,  /* [H] */
+    SL_WEIGHT_LM_HEAD,     /* [vocab, H]; the embedding when tied and absent */
+    SL_WEIGHT_INPUT_NORM,  /* [H] */
+    SL_WEIGHT_POST_NORM,   /* [H] */
+    SL_WEIGHT_Q,           /* [h*(nope+rope), H], without q_lora */
+    SL_WEIGHT_Q_A,         /* [q_lora, H] */
+    SL_WEIGHT_Q_A_NORM,    /* [q_lora] */
+    SL_WEIGHT_Q_B,         /* [h*(nope+rope), q_lora] */
+    SL_WEIGHT_KV_A,        /* [kv_lora+rope, H] */
+    SL_WEIGHT_KV_A_NORM,   /* [kv_lora] */
+    SL_WEIGHT_KV_B,        /* [h*(nope+v), kv_lora] */
+    SL_WEIGHT_O,           /* [H, h*v] */
+    SL_WEIGHT_MLP_GATE,    /* dense layer [I, H] */
+    SL_WEIGHT_MLP_UP,      /* [I, H] */
+    SL_WEIGHT_MLP_DOWN,    /* [H, I] */
+    SL_WEIGHT_ROUTER,      /* mlp.gate.weight [E, H] */
+    SL_WEIGHT_ROUTER_BIAS, /* e_score_correction_bias [E], noaux_tc only */
+    SL_WEIGHT_EXPERT_GATE, /* [moe, H], per expert */
     SL_WEIGHT_EXPERT_UP,
-    SL_WEIGHT_EXPERT_DOWN,    /* [H, moe] */
-    SL_WEIGHT_SHARED_GATE,    /* [n_shared*moe, H] */
+    SL_WEIGHT_EXPERT_DOWN, /* [H, moe] */
+    SL_WEIGHT_SHARED_GATE, /* [n_shared*moe, H] */
     SL_WEIGHT_SHARED_UP,
-    SL_WEIGHT_SHARED_DOWN,    /* [H, n_shared*moe] */
+    SL_WEIGHT_SHARED_DOWN, /* [H, n_shared*moe] */
     SL_WEIGHT_KIND_COUNT
 } sl_weight_kind_t;
 

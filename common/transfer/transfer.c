@@ -34,10 +34,16 @@ static sl_status_t map_pool(sl_transfer_t *transfer)
 {
     ucp_context_h context = sl_ucx_transfer_context(transfer->params.ucx);
     size_t bytes = transfer->params.page_bytes * transfer->params.page_count;
+    ucs_memory_type_t expected =
+        transfer->params.device_memory ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
+    /* The type is told rather than found out: UCX only knows of device memory that was taken after
+     * its own start. */
     ucp_mem_map_params_t params = {
-        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
         .address = transfer->params.base,
         .length = bytes,
+        .memory_type = expected,
     };
     ucs_status_t status = ucp_mem_map(context, &params, &transfer->memory);
     if (status != UCS_OK) {
@@ -51,13 +57,16 @@ static sl_status_t map_pool(sl_transfer_t *transfer)
         return sl_ucx_error(status, "querying the page pool");
     }
     uintptr_t base = (uintptr_t)transfer->params.base, found_base = (uintptr_t)found.address;
-    if (found.mem_type != UCS_MEMORY_TYPE_HOST || found_base > base ||
+    if (found.mem_type != expected || found_base > base ||
         found_base + found.length < base + bytes) {
         return sl_error(SL_ERR_DEVICE,
                         "transfer: pool of %zu bytes at %p is registered as %zu bytes at %p of "
-                        "memory type %d, expected host memory",
+                        "memory type %s, expected %s%s",
                         bytes, transfer->params.base, found.length, found.address,
-                        (int)found.mem_type);
+                        ucs_memory_type_names[found.mem_type], ucs_memory_type_names[expected],
+                        transfer->params.device_memory ? " (this UCX has no CUDA support, or its "
+                                                         "modules were not found)"
+                                                       : "");
     }
     return SL_OK;
 }

@@ -40,6 +40,10 @@ typedef struct {
     sl_rank_id_t self;
     void *base; /* the page pool: page p at base + p * page_bytes; registered whole */
     size_t page_bytes;
+    bool device_memory; /* the pool is GPU memory; creation fails if UCX takes it for the host's */
+    /* Called once on the transfer thread, before it touches the pool. NULL: nothing to do. */
+    sl_status_t (*bind_thread)(void *arg);
+    void *bind_thread_arg;
     size_t layers; /* a page is `layers` equal blocks, one a layer */
     uint32_t page_count;
     uint64_t layout_hash;

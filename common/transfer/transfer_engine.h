@@ -103,6 +103,7 @@ typedef struct sl_pending_event {
 struct sl_transfer {
     sl_transfer_params_t params; /* constant */
     _Atomic uint64_t lease_us; /* sl_transfer_set_lease() */
+    uint32_t writes;           /* puts and flushes under way */
     size_t layer_bytes;
     sl_bytes_t address;
     sl_ring_t *commands, *events;

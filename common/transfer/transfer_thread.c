@@ -8,6 +8,7 @@
  * the rest; close the endpoints.
  */
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -251,6 +252,11 @@ static void rest(sl_transfer_t *transfer, uint64_t wake_us)
     if (wake_us - now_us < SLEEP_MAX_MS * 1000) {
         wait_ms = (int)((wake_us - now_us) / 1000 + 1);
     }
+    if (transfer->params.device_memory && transfer->writes > 0) {
+        /* A copy between GPUs takes microseconds, and waking up for its end as long again. */
+        sched_yield();
+        return;
+    }
     if (transfer->pending != NULL) {
         wait_ms = 1; /* the engine makes room without telling */
     }
@@ -297,6 +303,10 @@ static void shut_down(sl_transfer_t *transfer)
 void *sl_transfer_thread_main(void *arg)
 {
     sl_transfer_t *transfer = arg;
+    if (transfer->params.bind_thread != NULL) {
+        sl_status_t status = transfer->params.bind_thread(transfer->params.bind_thread_arg);
+        SL_ASSERT(status == SL_OK); /* the engine has used the device before */
+    }
     while (!atomic_load(&transfer->stop)) {
         uint64_t wake_us = UINT64_MAX;
         if (!turn(transfer, &wake_us)) {

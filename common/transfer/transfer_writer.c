@@ -26,9 +26,10 @@
 #include "common/transfer/transfer_writer.h"
 
 #define PUTS_PER_PEER 32u
-#define PUTS_PER_TURN 32u        /* of one attempt, so that commands and messages get their turn */
-#define PUT_BYTES_MAX (8u << 20) /* adjoining pages are merged up to this; a page is never split   \
-                                  */
+#define PUTS_PER_TURN 32u /* of one attempt, so that commands and messages get their turn */
+#define PUT_BYTES_MAX                                                                              \
+    (32u << 20) /* adjoining pages are merged up to this; a page is never split                    \
+                 */
 #define LOG_INTERVAL_US 1000000u
 #define END_LEASES 12u /* a flush and commit longer than this many leases: the peer is stuck */
 
@@ -179,6 +180,7 @@ static void put_finished(sl_target_t *target, ucs_status_t status)
     sl_attempt_t *attempt = target->attempt;
     target->peer->operations--;
     target->peer->puts--;
+    attempt->transfer->writes--;
     attempt->in_flight--;
     if (status != UCS_OK) {
         char name[SL_RANK_TEXT_BYTES], text[256];
@@ -234,6 +236,7 @@ static void put(sl_transfer_t *transfer, sl_attempt_t *attempt, const sl_command
     target->written = true;
     target->peer->operations++;
     target->peer->puts++;
+    transfer->writes++;
     attempt->in_flight++;
     void *request =
         ucp_put_nbx(target->peer->endpoint, local, bytes, remote, target->peer->rkey, &param);
@@ -308,6 +311,7 @@ static bool post_puts(sl_transfer_t *transfer, sl_attempt_t *attempt)
 static void flush_finished(sl_target_t *target, ucs_status_t status)
 {
     target->peer->operations--;
+    target->attempt->transfer->writes--;
     target->attempt->in_flight--;
     if (status != UCS_OK) {
         char name[SL_RANK_TEXT_BYTES], text[256];
@@ -326,7 +330,7 @@ static void flush_callback(void *request, ucs_status_t status, void *user_data)
 static void begin_flush(sl_attempt_t *attempt, uint64_t now_us)
 {
     attempt->phase = SL_ATTEMPT_FLUSHING;
-    attempt->end_by_us = now_us + END_LEASES *atomic_load(&attempt->transfer->lease_us);
+    attempt->end_by_us = now_us + END_LEASES * atomic_load(&attempt->transfer->lease_us);
     for (uint32_t t = 0; t < attempt->target_count; t++) {
         sl_target_t *target = &attempt->targets[t];
         if (!target->written || !sl_peer_usable(target->peer)) {
@@ -338,6 +342,7 @@ static void begin_flush(sl_attempt_t *attempt, uint64_t now_us)
             .user_data = target,
         };
         target->peer->operations++;
+        attempt->transfer->writes++;
         attempt->in_flight++;
         void *request = ucp_ep_flush_nbx(target->peer->endpoint, &param);
         if (!UCS_PTR_IS_PTR(request)) {

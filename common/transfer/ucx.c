@@ -64,6 +64,9 @@ static void configure_library(void)
          * times slower than what it is ready to receive. Read when a worker is created. */
         setenv("UCX_TCP_TX_SEG_SIZE", "64k", 0);
     }
+    if (getenv("UCX_MEMTYPE_CACHE") == NULL) {
+        ucs_global_opts.enable_memtype_cache = UCS_NO; /* it misses what was taken before */
+    }
     ucs_log_push_handler(forward_log);
 }
 

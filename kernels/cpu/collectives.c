@@ -1,5 +1,7 @@
-/* Host-memory collectives: a thin fit of rows to the group's bytes and counts. */
+/* What a backend in host memory needs besides operations: collectives, a thin fit of rows to the
+ * group's bytes and counts; and nothing for marks and threads. */
 #include "kernels/collectives.h"
+#include "kernels/host.h"
 
 static sl_status_t host_all_gather(const sl_collectives_t *self, sl_stream_t *stream,
                                    const void *mine, const uint32_t *rank_rows, uint32_t width,
@@ -32,10 +34,11 @@ static sl_status_t host_all_reduce(const sl_collectives_t *self, sl_stream_t *st
     return sl_group_all_reduce(self->group, data, count);
 }
 
-void sl_collectives_init_host(sl_group_t *group, uint32_t rank, uint32_t size,
-                              sl_collectives_t *collectives)
+sl_status_t sl_host_collectives_open(sl_device_t *device, struct sl_group *group, uint32_t rank,
+                                     uint32_t size, struct sl_collectives *collectives_p)
 {
-    *collectives = (sl_collectives_t){
+    (void)device;
+    *collectives_p = (sl_collectives_t){
         .group = group,
         .rank = rank,
         .size = size,
@@ -43,4 +46,28 @@ void sl_collectives_init_host(sl_group_t *group, uint32_t rank, uint32_t size,
         .reduce_scatter = host_reduce_scatter,
         .all_reduce = host_all_reduce,
     };
+    return SL_OK;
+}
+
+void sl_host_collectives_close(sl_device_t *device, struct sl_collectives *collectives)
+{
+    (void)device, (void)collectives; /* the group is borrowed */
+}
+
+sl_status_t sl_host_bind_thread(sl_device_t *device)
+{
+    (void)device;
+    return SL_OK;
+}
+
+sl_status_t sl_host_mark(sl_device_t *device, sl_stream_t *stream, uint32_t mark)
+{
+    (void)device, (void)stream, (void)mark; /* work is done when its call returns */
+    return SL_OK;
+}
+
+sl_status_t sl_host_wait_mark(sl_device_t *device, uint32_t mark)
+{
+    (void)device, (void)mark;
+    return SL_OK;
 }

@@ -195,6 +195,40 @@ sl_status_t sl_model_attend_unabsorbed(sl_model_t *model, uint32_t layer)
     return SL_OK;
 }
 
+/* The attention of a layer; all but the layer is the same for the whole step. */
+static sl_attn_absorbed_t absorbed_call(const sl_model_t *model, uint32_t layer)
+{
+    const sl_model_config_t *config = model->config;
+    const sl_workspace_t *work = &model->work;
+    uint32_t heads = model->weights->heads;
+    return (sl_attn_absorbed_t){
+        .out = work->o_latent,
+        .q_latent = work->q_latent,
+        .q_rope = sl_act_at(model, work->q, config->qk_nope_head_dim),
+        .q_rope_row_stride = heads * config->qk_head_dim,
+        .q_rope_head_stride = config->qk_head_dim,
+        .cache = model->cache,
+        .layer = layer,
+        .block_table = work->block_table,
+        .row_request = work->row_request,
+        .kv_len = work->kv_len,
+        .rows = model->batch.rows,
+        .heads = heads,
+        .kv_lora = config->kv_lora_rank,
+        .table_stride = model->table_stride,
+        .scale = config->softmax_scale,
+    };
+}
+
+sl_status_t sl_model_plan_absorbed(sl_model_t *model)
+{
+    if (!model->params.absorbed || model->ops->attn_absorbed_plan == NULL) {
+        return SL_OK;
+    }
+    sl_attn_absorbed_t attn = absorbed_call(model, 0);
+    return model->ops->attn_absorbed_plan(model->device, model->stream, &attn);
+}
+
 sl_status_t sl_model_attend_absorbed(sl_model_t *model, uint32_t layer)
 {
     const sl_model_config_t *config = model->config;
@@ -220,23 +254,7 @@ sl_status_t sl_model_attend_absorbed(sl_model_t *model, uint32_t layer)
         .out_head_stride = lora,
     };
     SL_TRY(model->ops->head_linear(model->device, model->stream, &absorb));
-    sl_attn_absorbed_t attn = {
-        .out = work->o_latent,
-        .q_latent = work->q_latent,
-        .q_rope = sl_act_at(model, work->q, config->qk_nope_head_dim),
-        .q_rope_row_stride = heads * config->qk_head_dim,
-        .q_rope_head_stride = config->qk_head_dim,
-        .cache = model->cache,
-        .layer = layer,
-        .block_table = work->block_table,
-        .row_request = work->row_request,
-        .kv_len = work->kv_len,
-        .rows = rows,
-        .heads = heads,
-        .kv_lora = lora,
-        .table_stride = model->table_stride,
-        .scale = config->softmax_scale,
-    };
+    sl_attn_absorbed_t attn = absorbed_call(model, layer);
     SL_TRY(model->ops->attn_absorbed(model->device, model->stream, &attn));
     sl_head_linear_t unfold = {
         .out = work->attended,

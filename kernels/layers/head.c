@@ -16,20 +16,29 @@ static sl_status_t take_rows(sl_model_t *model, const void *x, uint32_t count, v
     return model->ops->take_rows(model->device, model->stream, &take);
 }
 
+/* Brings the residual stream and the last MLP's output of the rows wanted together. */
+static sl_status_t gather_rows(sl_model_t *model, const int32_t *rows, uint32_t count)
+{
+    sl_workspace_t *work = &model->work;
+    SL_TRY(model->ops->upload(model->device, model->stream, work->logit_rows, rows,
+                              count * sizeof(int32_t)));
+    SL_TRY(take_rows(model, work->residual, count, work->logit_residual));
+    return take_rows(model, work->hidden, count, work->logit_hidden);
+}
+
 sl_status_t sl_model_logits(sl_model_t *model, const int32_t *rows, uint32_t count,
                             float **logits_p)
 {
     SL_ASSERT(count <= model->params.max_logit_rows && model->hidden_pending);
     const sl_model_config_t *config = model->config;
     sl_workspace_t *work = &model->work;
-    SL_TRY(model->ops->upload(model->device, model->stream, work->logit_rows, rows,
-                              count * sizeof(int32_t)));
-    SL_TRY(take_rows(model, work->residual, count, work->logit_residual));
-    SL_TRY(take_rows(model, work->hidden, count, work->logit_hidden));
+    if (rows != NULL) {
+        SL_TRY(gather_rows(model, rows, count));
+    }
     sl_rms_norm_t norm = {
         .out = work->logit_hidden,
-        .x = work->logit_hidden,
-        .residual = work->logit_residual,
+        .x = rows != NULL ? work->logit_hidden : work->hidden,
+        .residual = rows != NULL ? work->logit_residual : work->residual,
         .weight = model->weights->final_norm,
         .rows = count,
         .width = config->hidden_size,
@@ -50,22 +59,32 @@ sl_status_t sl_model_logits(sl_model_t *model, const int32_t *rows, uint32_t cou
     return SL_OK;
 }
 
-sl_status_t sl_model_sample(sl_model_t *model, const float *logits, const sl_sample_row_t *rules,
-                            uint32_t count, int32_t *tokens, sl_logprobs_t *logprobs)
+sl_status_t sl_model_set_rules(sl_model_t *model, const sl_sample_row_t *rules, uint32_t count)
 {
     SL_ASSERT(count <= model->params.max_logit_rows);
-    const sl_ops_t *ops = model->ops;
+    return model->ops->upload(model->device, model->stream, model->work.rules, rules,
+                              count * sizeof(*rules));
+}
+
+sl_status_t sl_model_choose(sl_model_t *model, const float *logits, uint32_t count, bool logprobs)
+{
     sl_workspace_t *work = &model->work;
-    SL_TRY(ops->upload(model->device, model->stream, work->rules, rules, count * sizeof(*rules)));
     sl_sample_t sample = {
         .tokens = work->sampled,
-        .logprobs = logprobs != NULL ? work->logprobs : NULL,
+        .logprobs = logprobs ? work->logprobs : NULL,
         .logits = logits,
         .rules = work->rules,
         .rows = count,
         .vocab = model->config->vocab_size,
     };
-    SL_TRY(ops->sample(model->device, model->stream, &sample));
+    return model->ops->sample(model->device, model->stream, &sample);
+}
+
+sl_status_t sl_model_chosen(sl_model_t *model, uint32_t count, int32_t *tokens,
+                            sl_logprobs_t *logprobs)
+{
+    const sl_ops_t *ops = model->ops;
+    sl_workspace_t *work = &model->work;
     SL_TRY(ops->download(model->device, model->stream, tokens, work->sampled,
                          count * sizeof(*tokens)));
     if (logprobs != NULL) {
@@ -73,6 +92,14 @@ sl_status_t sl_model_sample(sl_model_t *model, const float *logits, const sl_sam
                              count * sizeof(*logprobs)));
     }
     return ops->synchronize(model->device, model->stream);
+}
+
+sl_status_t sl_model_sample(sl_model_t *model, const float *logits, const sl_sample_row_t *rules,
+                            uint32_t count, int32_t *tokens, sl_logprobs_t *logprobs)
+{
+    SL_TRY(sl_model_set_rules(model, rules, count));
+    SL_TRY(sl_model_choose(model, logits, count, logprobs != NULL));
+    return sl_model_chosen(model, count, tokens, logprobs);
 }
 
 sl_status_t sl_model_token_logprobs(sl_model_t *model, const float *logits, const int32_t *targets,

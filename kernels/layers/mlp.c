@@ -29,7 +29,7 @@ static sl_status_t gated_mlp(sl_model_t *model, const void *x, uint32_t rows, co
 }
 
 static sl_status_t choose_experts(sl_model_t *model, const sl_layer_weights_t *weights,
-                                  const void *x, uint32_t rows)
+                                  const void *x, uint32_t rows, const uint8_t *row_valid)
 {
     const sl_model_config_t *config = model->config;
     sl_workspace_t *work = &model->work;
@@ -48,6 +48,7 @@ static sl_status_t choose_experts(sl_model_t *model, const sl_layer_weights_t *w
         .weights = work->expert_weights,
         .logits = work->gate_logits,
         .bias = weights->router_bias,
+        .row_valid = row_valid,
         .rows = rows,
         .experts = config->n_routed_experts,
         .top_k = config->num_experts_per_tok,
@@ -115,11 +116,11 @@ static sl_status_t run_experts(sl_model_t *model, const sl_layer_weights_t *weig
 }
 
 static sl_status_t moe(sl_model_t *model, const sl_layer_weights_t *weights, const void *x,
-                       uint32_t rows, void *out)
+                       uint32_t rows, const uint8_t *row_valid, void *out)
 {
     const sl_model_config_t *config = model->config;
     sl_workspace_t *work = &model->work;
-    SL_TRY(choose_experts(model, weights, x, rows));
+    SL_TRY(choose_experts(model, weights, x, rows, row_valid));
     SL_TRY(run_experts(model, weights, x, rows));
     bool shared = model->weights->shared_width > 0;
     if (shared) {
@@ -148,7 +149,9 @@ static sl_status_t local_slice(sl_model_t *model, uint32_t layer, void *x, uint3
         void *block = sl_act_at(model, x, row * hidden);
         void *block_out = sl_act_at(model, out, row * hidden);
         if (sl_model_layer_is_moe(model->config, layer)) {
-            SL_TRY(moe(model, weights, block, count, block_out));
+            const uint8_t *valid =
+                model->batch.rank_valid != NULL ? model->work.row_valid + row : NULL;
+            SL_TRY(moe(model, weights, block, count, valid, block_out));
         } else {
             SL_TRY(gated_mlp(model, block, count, weights->gate_up, weights->down,
                              model->weights->dense_width, block_out));

@@ -32,7 +32,12 @@ sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_
     model->ops = params->ops;
     model->act_bytes = sl_dtype_bytes(params->ops->act_dtype);
     model->collectives = (sl_collectives_t){.rank = params->rank, .size = params->tp};
-    sl_device_params_t device = {.index = params->device_index, .threads = params->threads};
+    sl_device_params_t device = {
+        .index = params->device_index,
+        .threads = params->threads,
+        .give_up = params->give_up,
+        .give_up_arg = params->give_up_arg,
+    };
     sl_weights_params_t weights = {
         .checkpoint = params->checkpoint,
         .ops = params->ops,
@@ -61,6 +66,13 @@ void sl_model_destroy(sl_model_t *model)
         return;
     }
     if (model->device != NULL) {
+        /* Recordings hold the communicator: they go first. */
+        for (uint32_t i = 0; i < model->recording_count; i++) {
+            if (model->recordings[i].graph != NULL) {
+                model->ops->graph_free(model->device, model->recordings[i].graph);
+            }
+        }
+        model->ops->collectives_close(model->device, &model->collectives);
         for (uint32_t i = 0; i < model->item_count; i++) {
             model->ops->free(model->device, model->items[i]);
         }
@@ -69,13 +81,19 @@ void sl_model_destroy(sl_model_t *model)
     }
     free(model->host_kv_len);
     free(model->host_row_request);
+    free(model->host_row_valid);
     free(model);
 }
 
-void sl_model_set_collectives(sl_model_t *model, const sl_collectives_t *collectives)
+sl_status_t sl_model_join(sl_model_t *model, sl_group_t *group)
 {
-    SL_ASSERT(collectives->rank == model->params.rank && collectives->size == model->params.tp);
-    model->collectives = *collectives;
+    return model->ops->collectives_open(model->device, group, model->params.rank, model->params.tp,
+                                        &model->collectives);
+}
+
+sl_status_t sl_model_bind_thread(sl_model_t *model)
+{
+    return model->ops->bind_thread(model->device);
 }
 
 void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p)
@@ -100,12 +118,33 @@ static void derive_rows(sl_model_t *model)
             model->host_kv_len[row] = batch->positions[row] + 1;
         }
     }
+    for (uint32_t row = (uint32_t)batch->row_begin[batch->requests]; row < batch->rows; row++) {
+        model->host_row_request[row] = 0;
+        model->host_kv_len[row] = 0;
+    }
+}
+
+/* Which rows of the MLPs' input are real: own ones, or the group's one rank after the other. */
+static uint32_t derive_valid(sl_model_t *model)
+{
+    const sl_batch_t *batch = &model->batch;
+    bool gathers = model->params.attention == SL_ATTENTION_DP;
+    uint32_t first = gathers ? 0 : model->params.rank;
+    uint32_t last = gathers ? model->params.tp : first + 1;
+    uint32_t row = 0;
+    for (uint32_t r = first; r < last; r++) {
+        for (uint32_t i = 0; i < batch->rank_rows[r]; i++) {
+            model->host_row_valid[row++] = i < batch->rank_valid[r];
+        }
+    }
+    return row;
 }
 
 static sl_status_t upload_batch(sl_model_t *model)
 {
     const sl_batch_t *batch = &model->batch;
     const sl_workspace_t *work = &model->work;
+    size_t valid_rows = batch->rank_valid != NULL ? derive_valid(model) : 0;
     const struct {
         void *to;
         const void *host;
@@ -116,6 +155,7 @@ static sl_status_t upload_batch(sl_model_t *model)
         {work->slots, batch->slots, batch->rows * sizeof(int64_t)},
         {work->kv_len, model->host_kv_len, batch->rows * sizeof(int32_t)},
         {work->row_request, model->host_row_request, batch->rows * sizeof(int32_t)},
+        {work->row_valid, model->host_row_valid, valid_rows},
         {work->row_begin, batch->row_begin, (batch->requests + 1) * sizeof(int32_t)},
         {work->block_table, batch->block_table,
          (size_t)batch->requests * model->table_stride * sizeof(int32_t)},
@@ -138,13 +178,21 @@ sl_status_t sl_model_begin(sl_model_t *model, const sl_batch_t *batch)
         return SL_OK;
     }
     derive_rows(model);
-    SL_TRY(upload_batch(model));
+    return upload_batch(model);
+}
+
+sl_status_t sl_model_embed(sl_model_t *model)
+{
+    if (model->batch.rows == 0) {
+        return SL_OK;
+    }
     sl_embed_t embed = {
         .out = model->work.residual,
         .ids = model->work.tokens,
         .table = model->weights->embed,
-        .rows = batch->rows,
+        .rows = model->batch.rows,
         .width = model->config->hidden_size,
     };
-    return model->ops->embed(model->device, model->stream, &embed);
+    SL_TRY(model->ops->embed(model->device, model->stream, &embed));
+    return sl_model_plan_absorbed(model);
 }

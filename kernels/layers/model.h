@@ -2,7 +2,7 @@
  * The layers of one rank, blind to the backend: a node's forward pass is a loop over these calls,
  * and differs only in which attention it asks for.
  *
- *   sl_model_begin                       tokens -> residual stream
+ *   sl_model_begin, sl_model_embed       tokens -> residual stream
  *   for each layer:
  *     sl_model_attention_begin           norm, projections, rotation, latents into the cache
  *     sl_model_attend_unabsorbed | _absorbed
@@ -30,7 +30,9 @@ typedef struct {
     const sl_checkpoint_t *checkpoint; /* borrowed */
     const sl_ops_t *ops;
     int device_index;
-    int threads; /* CPU backend */
+    int threads;                /* CPU backend */
+    bool (*give_up)(void *arg); /* see sl_device_params_t */
+    void *give_up_arg;
     uint32_t rank, tp;
     sl_attention_t attention;
     bool absorbed, unabsorbed; /* attention paths that will be used */
@@ -38,13 +40,17 @@ typedef struct {
     uint32_t max_requests;     /* of one step */
     uint32_t max_logit_rows;   /* of one sl_model_logits() */
     uint32_t page_count;
+    uint32_t table_pages; /* pages of the longest sequence; 0: of the model's longest */
 } sl_model_params_t;
 
 SL_MUST_USE sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_p);
 void sl_model_destroy(sl_model_t *model);
 
-/* Once the group is connected; needed before the first step if tp > 1. Copied. */
-void sl_model_set_collectives(sl_model_t *model, const sl_collectives_t *collectives);
+/* Once the group is connected; needed before the first step if tp > 1. The group is borrowed. */
+SL_MUST_USE sl_status_t sl_model_join(sl_model_t *model, sl_group_t *group);
+
+/* Lets the calling thread use the device's memory. */
+SL_MUST_USE sl_status_t sl_model_bind_thread(sl_model_t *model);
 
 /* The page pool: page p at base + p * page_bytes, device memory. */
 void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p);
@@ -53,34 +59,59 @@ uint32_t sl_model_table_stride(const sl_model_t *model); /* pages of the longest
 /* One step's rows; host memory, borrowed until the step ends. Rows of a request are consecutive
  * and in position order. */
 typedef struct {
-    uint32_t rows;            /* own rows; 0 for an idle rank */
+    uint32_t rows;            /* own rows, padding included; 0 for an idle rank */
     const int32_t *tokens;    /* [rows] */
     const int32_t *positions; /* [rows] */
-    const int64_t *slots;     /* [rows]: page * SL_PAGE_TOKENS + offset; -1: not cached */
+    const int64_t *slots;     /* [rows]: page * SL_PAGE_TOKENS + offset; -1: padding */
     uint32_t requests;
-    const int32_t *row_begin;   /* [requests + 1] */
+    const int32_t *row_begin;   /* [requests + 1]; rows from the last on are padding */
     const int32_t *block_table; /* [requests][sl_model_table_stride()] */
+    const uint32_t *rank_valid; /* [tp]: of these, rows that are not padding; NULL: all */
     const uint32_t
         *rank_rows; /* [tp]: rows each rank feeds into the MLPs (equal with TP attention) */
 } sl_batch_t;
 
+/* Brings the step's arrays to the device; sl_model_embed() begins the residual stream. */
 SL_MUST_USE sl_status_t sl_model_begin(sl_model_t *model, const sl_batch_t *batch);
+SL_MUST_USE sl_status_t sl_model_embed(sl_model_t *model);
 SL_MUST_USE sl_status_t sl_model_attention_begin(sl_model_t *model, uint32_t layer);
 SL_MUST_USE sl_status_t sl_model_attend_unabsorbed(sl_model_t *model, uint32_t layer);
 SL_MUST_USE sl_status_t sl_model_attend_absorbed(sl_model_t *model, uint32_t layer);
 SL_MUST_USE sl_status_t sl_model_attention_end(sl_model_t *model, uint32_t layer);
 SL_MUST_USE sl_status_t sl_model_mlp(sl_model_t *model, uint32_t layer);
 
-/* f32 logits [count][vocab] of the step's own rows `rows[0..count)` (host), in device memory valid
- * until the next call. count <= max_logit_rows. */
+/* f32 logits [count][vocab] of the step's own rows `rows[0..count)` (host), in device memoryvalid
+ * until the next call. count <= max_logit_rows. rows NULL: the first `count` rows, once a step. */
 SL_MUST_USE sl_status_t sl_model_logits(sl_model_t *model, const int32_t *rows, uint32_t count,
                                         float **logits_p);
 
-/* Chooses tokens from logits; rules and results in host memory. `logprobs` NULL or [count].
- * Returns when the results are there. */
+/* Choosing tokens in three parts, of which the middle one may be recorded: rules to the device, the
+ * choice, and the results to the host (which waits for them; `logprobs` NULL or [count]). */
+SL_MUST_USE sl_status_t sl_model_set_rules(sl_model_t *model, const sl_sample_row_t *rules,
+                                           uint32_t count);
+SL_MUST_USE sl_status_t sl_model_choose(sl_model_t *model, const float *logits, uint32_t count,
+                                        bool logprobs);
+SL_MUST_USE sl_status_t sl_model_chosen(sl_model_t *model, uint32_t count, int32_t *tokens,
+                                        sl_logprobs_t *logprobs);
+
+/* The three in one. */
 SL_MUST_USE sl_status_t sl_model_sample(sl_model_t *model, const float *logits,
                                         const sl_sample_row_t *rules, uint32_t count,
                                         int32_t *tokens, sl_logprobs_t *logprobs);
+
+/*
+ * Recording (CUDA graphs). Between begin and end lie calls that only depend on device memory. For
+ * each pair of (rows of the step, variant) the first time runs them, the second records them, and
+ * from then on begin launches the recording and *issue_p is false: the caller makes no calls. A
+ * backend without recordings always says true. All ranks of a group must agree on both.
+ */
+SL_MUST_USE sl_status_t sl_model_record_begin(sl_model_t *model, uint32_t variant, bool *issue_p);
+SL_MUST_USE sl_status_t sl_model_record_end(sl_model_t *model);
+bool sl_model_records(const sl_model_t *model);
+
+/* See `mark` and `wait_mark` of sl_ops_t. */
+SL_MUST_USE sl_status_t sl_model_mark(sl_model_t *model, uint32_t mark);
+SL_MUST_USE sl_status_t sl_model_wait_mark(sl_model_t *model, uint32_t mark);
 
 /* Logprobs of `targets` (host) and the best alternatives. Returns when the results are there. */
 SL_MUST_USE sl_status_t sl_model_token_logprobs(sl_model_t *model, const float *logits,

@@ -15,6 +15,7 @@
 typedef struct {
     int32_t *tokens, *positions, *kv_len, *row_request; /* [T] */
     int64_t *slots;                                     /* [T] */
+    uint8_t *row_valid;                                 /* [G]: 0 for padding */
     int32_t *row_begin;                                 /* [requests + 1] */
     int32_t *block_table;                               /* [requests][table_stride] */
     int32_t *piece_begin; /* [4]: q 0, n; k 0, n of one prefix piece */
@@ -50,6 +51,14 @@ typedef struct {
 
 #define SL_WORKSPACE_ITEMS_MAX 64
 
+#define SL_RECORDINGS_MAX 128
+
+/* The operations of a step with so many rows. */
+typedef struct {
+    uint32_t rows, variant;
+    sl_graph_t *graph; /* NULL: has run once, not recorded yet */
+} sl_recording_t;
+
 struct sl_model {
     sl_model_params_t params;
     const sl_model_config_t *config;
@@ -69,10 +78,18 @@ struct sl_model {
     uint32_t item_count;
     uint64_t work_bytes;
     int32_t *host_kv_len, *host_row_request; /* [T], derived from the batch */
+    uint8_t *host_row_valid;                 /* [G] */
+
+    sl_recording_t recordings[SL_RECORDINGS_MAX];
+    uint32_t recording_count;
+    sl_recording_t *recording; /* being made, or NULL */
 
     sl_batch_t batch;    /* of the running step */
     bool hidden_pending; /* `hidden` is to be added to the residual by the next norm */
 };
+
+/* kernels/layers/attention.c: the step's schedule of absorbed attention, where there is one. */
+SL_MUST_USE sl_status_t sl_model_plan_absorbed(sl_model_t *model);
 
 /* kernels/layers/workspace.c */
 SL_MUST_USE sl_status_t sl_model_take_workspace(sl_model_t *model);

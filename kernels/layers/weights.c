@@ -26,6 +26,8 @@ typedef struct {
     loaded_t *loaded;
     sl_progress_t progress;
     uint32_t layer;
+    sl_weight_kind_t kind; /* of the last loader_tensor(), for dummy weights */
+    uint32_t expert;
 } loader_t;
 
 static sl_status_t loader_alloc(loader_t *loader, size_t elements, size_t element_bytes,
@@ -49,11 +51,40 @@ static sl_status_t loader_alloc(loader_t *loader, size_t elements, size_t elemen
     return SL_OK;
 }
 
+#define DUMMY_RANGE                                                                                \
+    0.0346f /* uniform with a standard deviation of 0.02, as models are initialised */
+
+/* Made-up values for a piece of the tensor asked for last; vectors (norms) are all 1. */
+static sl_status_t loader_dummy(loader_t *loader, const sl_tensor_t *tensor, uint64_t first,
+                                uint64_t rows, uint64_t columns, uint64_t row_step,
+                                uint64_t column_step, void *to)
+{
+    bool vector = tensor->rank == 1;
+    sl_dummy_weight_t dummy = {
+        .out = to,
+        .rows = rows,
+        .columns = columns,
+        .seed = ((uint64_t)loader->kind << 48) ^ ((uint64_t)loader->layer << 24) ^ loader->expert,
+        .first = first,
+        .row_step = row_step,
+        .column_step = column_step,
+        .mean = vector ? 1.0f : 0.0f,
+        .range = vector ? 0.0f : DUMMY_RANGE,
+    };
+    SL_TRY(loader->params->ops->dummy_weight(loader->params->device, &dummy));
+    sl_progress_add(&loader->progress, rows * columns * sl_dtype_bytes(tensor->dtype));
+    return SL_OK;
+}
+
 /* Fills `to` with rows [row, row + rows) and columns [column, column + columns) of a tensor. */
 static sl_status_t loader_fill(loader_t *loader, const sl_tensor_t *tensor, uint64_t row,
                                uint64_t rows, uint64_t column, uint64_t columns, void *to)
 {
     SL_ASSERT(row + rows <= tensor->shape[0] && column + columns <= tensor->shape[1]);
+    if (tensor->data == NULL) {
+        return loader_dummy(loader, tensor, row * tensor->shape[1] + column, rows, columns,
+                            tensor->shape[1], 1, to);
+    }
     size_t element = sl_dtype_bytes(tensor->dtype);
     sl_weight_source_t source = {
         .data = (const char *)tensor->data + (row * tensor->shape[1] + column) * element,
@@ -67,9 +98,10 @@ static sl_status_t loader_fill(loader_t *loader, const sl_tensor_t *tensor, uint
     return SL_OK;
 }
 
-static const sl_tensor_t *loader_tensor(const loader_t *loader, sl_weight_kind_t kind,
-                                        uint32_t expert)
+static const sl_tensor_t *loader_tensor(loader_t *loader, sl_weight_kind_t kind, uint32_t expert)
 {
+    loader->kind = kind;
+    loader->expert = expert;
     return sl_checkpoint_weight(loader->params->checkpoint, kind, loader->layer, expert);
 }
 
@@ -129,6 +161,23 @@ static void copy_row(const sl_tensor_t *tensor, uint64_t row, size_t element, vo
            tensor->shape[1] * element);
 }
 
+/* The same two parts of a made-up kv_b_proj: rows of W_UK become columns. */
+static sl_status_t load_dummy_absorbed(loader_t *loader, const sl_tensor_t *kv_b,
+                                       uint32_t first_head, sl_layer_weights_t *layer)
+{
+    const sl_model_config_t *config = loader->config;
+    uint64_t nope = config->qk_nope_head_dim, v = config->v_head_dim, lora = config->kv_lora_rank;
+    size_t element = sl_dtype_bytes(loader->params->ops->weight_dtype);
+    for (uint32_t head = 0; head < loader->loaded->weights.heads; head++) {
+        uint64_t base = (uint64_t)(first_head + head) * (nope + v) * lora;
+        SL_TRY(loader_dummy(loader, kv_b, base, lora, nope, 1, lora,
+                            (char *)layer->w_uk_t + head * lora * nope * element));
+        SL_TRY(loader_dummy(loader, kv_b, base + nope * lora, v, lora, lora, 1,
+                            (char *)layer->w_uv + head * v * lora * element));
+    }
+    return SL_OK;
+}
+
 /*
  * Splits kv_b_proj, whose rows per head are [nope of W_UK | v of W_UV], each of kv_lora columns.
  * W_UV is a row range; W_UK is transposed here, on the host, in the file's own element type.
@@ -144,6 +193,9 @@ static sl_status_t load_absorbed(loader_t *loader, uint32_t first_head, sl_layer
            device_element = sl_dtype_bytes(ops->weight_dtype);
     SL_TRY(loader_alloc(loader, heads * lora * nope, device_element, &layer->w_uk_t));
     SL_TRY(loader_alloc(loader, heads * v * lora, device_element, &layer->w_uv));
+    if (kv_b->data == NULL) {
+        return load_dummy_absorbed(loader, kv_b, first_head, layer);
+    }
     char *row = malloc(lora * element), *transposed = malloc(lora * nope * element);
     sl_status_t status = SL_OK;
     if (row == NULL || transposed == NULL) {
@@ -202,11 +254,13 @@ static sl_status_t load_router_bias(loader_t *loader, sl_layer_weights_t *layer)
 {
     const sl_tensor_t *tensor = loader_tensor(loader, SL_WEIGHT_ROUTER_BIAS, 0);
     uint64_t count = tensor->shape[0];
-    float *values = malloc(count * sizeof(float));
+    float *values = calloc(count, sizeof(float)); /* a made-up bias is 0 */
     if (values == NULL) {
         return sl_error(SL_ERR_NO_MEMORY, "weights: out of host memory");
     }
-    sl_tensor_to_f32(tensor, values);
+    if (tensor->data != NULL) {
+        sl_tensor_to_f32(tensor, values);
+    }
     void *memory = NULL;
     sl_status_t status = loader_alloc(loader, count, sizeof(float), &memory);
     if (status == SL_OK) {

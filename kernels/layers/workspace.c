@@ -34,6 +34,7 @@ static sl_status_t take_step_arrays(sl_model_t *model)
     SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->kv_len));
     SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->row_request));
     SL_TRY(take(model, "step arrays", rows, sizeof(int64_t), &work->slots));
+    SL_TRY(take(model, "step arrays", model->gathered_max, sizeof(uint8_t), &work->row_valid));
     SL_TRY(take(model, "step arrays", requests + 1, sizeof(int32_t), &work->row_begin));
     SL_TRY(take(model, "block tables", requests * model->table_stride, sizeof(int32_t),
                 &work->block_table));
@@ -158,6 +159,9 @@ sl_status_t sl_model_take_workspace(sl_model_t *model)
     uint32_t positions = model->config->max_position_embeddings;
     const sl_model_params_t *params = &model->params;
     model->table_stride = (positions + SL_PAGE_TOKENS - 1) / SL_PAGE_TOKENS;
+    if (params->table_pages > 0 && params->table_pages < model->table_stride) {
+        model->table_stride = params->table_pages;
+    }
     model->gathered_max =
         params->attention == SL_ATTENTION_DP ? params->max_rows * params->tp : params->max_rows;
     model->block_rows =
@@ -166,7 +170,9 @@ sl_status_t sl_model_take_workspace(sl_model_t *model)
         params->max_rows < SL_PREFIX_BLOCK_TOKENS ? params->max_rows : SL_PREFIX_BLOCK_TOKENS;
     model->host_kv_len = calloc(params->max_rows, sizeof(int32_t));
     model->host_row_request = calloc(params->max_rows, sizeof(int32_t));
-    if (model->host_kv_len == NULL || model->host_row_request == NULL) {
+    model->host_row_valid = calloc(model->gathered_max, sizeof(uint8_t));
+    if (model->host_kv_len == NULL || model->host_row_request == NULL ||
+        model->host_row_valid == NULL) {
         return sl_error(SL_ERR_NO_MEMORY, "step arrays of %u rows: out of host memory",
                         params->max_rows);
     }

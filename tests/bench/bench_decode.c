@@ -25,14 +25,12 @@ typedef struct {
 static sl_status_t one_step(rig_t *rig, int32_t token, uint32_t position, int32_t *next_p)
 {
     const uint32_t rows = 1;
-    const int32_t last = 0;
     const sl_sample_row_t greedy = {.logprobs = -1};
-    float *logits;
     sl_step_clear(rig->step);
     sl_step_add(rig->step, &token, rows, position, rig->pages, PAGES);
-    SL_TRY(sl_decode_forward(rig->model, rig->layers, sl_step_batch(rig->step, &rows)));
-    SL_TRY(sl_model_logits(rig->model, &last, 1, &logits));
-    return sl_model_sample(rig->model, logits, &greedy, 1, next_p, NULL);
+    const sl_batch_t *batch = sl_step_batch(rig->step, &rows, 0);
+    SL_TRY(sl_decode_forward(rig->model, rig->layers, batch, &greedy, false));
+    return sl_model_chosen(rig->model, 1, next_p, NULL);
 }
 
 static sl_status_t measure(rig_t *rig, uint32_t prompt, uint32_t steps)

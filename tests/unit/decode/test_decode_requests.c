@@ -49,7 +49,7 @@ static void test_run_to_the_end(void **state)
     sl_decode_requests_plan(requests, step);
     assert_ptr_equal(sl_decode_requests_in_step(requests, &count)[0], request);
     assert_int_equal(count, 1);
-    const sl_batch_t *batch = sl_step_batch(step, &rank_rows);
+    const sl_batch_t *batch = sl_step_batch(step, &rank_rows, 0);
     assert_int_equal(batch->positions[0], 65); /* the first token comes after 65 prompt tokens */
     assert_int_equal(batch->tokens[0], 42);
     sl_decode_requests_remove(requests, request);

@@ -93,8 +93,10 @@ static const float *forward(rig_t *rig, const int32_t *tokens, uint32_t rows, ui
     float *logits;
     sl_step_clear(rig->step);
     sl_step_add(rig->step, tokens, rows, position, rig->pages, PAGES);
-    const sl_batch_t *batch = sl_step_batch(rig->step, &rows);
+    /* Single tokens are padded, as where steps are recorded: rows that belong to nobody. */
+    const sl_batch_t *batch = sl_step_batch(rig->step, &rows, rows == 1 ? 4 : 0);
     assert_int_equal(sl_model_begin(rig->model, batch), SL_OK);
+    assert_int_equal(sl_model_embed(rig->model), SL_OK);
     for (uint32_t layer = 0; layer < rig->layers; layer++) {
         assert_int_equal(sl_model_attention_begin(rig->model, layer), SL_OK);
         assert_int_equal(absorbed ? sl_model_attend_absorbed(rig->model, layer)

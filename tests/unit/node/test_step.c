@@ -29,7 +29,7 @@ static void fill_two(sl_step_t *step)
 static void check_two(sl_step_t *step)
 {
     const uint32_t rank_rows[2] = {4, 1};
-    const sl_batch_t *batch = sl_step_batch(step, rank_rows);
+    const sl_batch_t *batch = sl_step_batch(step, rank_rows, 0);
     const int32_t tokens[4] = {10, 11, 12, 20}, positions[4] = {63, 64, 65, 128};
     const int64_t slots[4] = {7 * 64 + 63, 3 * 64, 3 * 64 + 1, 6 * 64};
     assert_int_equal(batch->rows, 4);
