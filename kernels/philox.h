@@ -15,8 +15,14 @@
 
 #include <stdint.h>
 
-static inline void sl_philox4x32_10(const uint32_t counter[4], const uint32_t key[2],
-                                    uint32_t out[4])
+#ifdef __CUDACC__
+#define SL_PHILOX_FUNCTION __host__ __device__ static inline
+#else
+#define SL_PHILOX_FUNCTION static inline
+#endif
+
+SL_PHILOX_FUNCTION void sl_philox4x32_10(const uint32_t counter[4], const uint32_t key[2],
+                                         uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
@@ -37,7 +43,7 @@ static inline void sl_philox4x32_10(const uint32_t counter[4], const uint32_t ke
 }
 
 /* The uniform number in [0, 1) of a seed and a position. */
-static inline double sl_philox_uniform(uint64_t seed, uint64_t position)
+SL_PHILOX_FUNCTION double sl_philox_uniform(uint64_t seed, uint64_t position)
 {
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     const uint32_t counter[4] = {(uint32_t)position, (uint32_t)(position >> 32), 0, 0};

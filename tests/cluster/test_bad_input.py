@@ -282,7 +282,8 @@ SPARE = Place("prefill", 0, 0)
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_cuda_without_cuda(cluster, kind):
     log = run_argv(cluster, f"cuda-{kind}", rank_argv(cluster, Place(kind, 0, 0), device="cuda"))
-    assert "cuda" in log and "cpu" in log
+    # A build without the backend names those it has; one with it names the GPU it did not find.
+    assert ('no device backend "cuda"' in log and "cpu" in log) or "cuda device 0: " in log
 
 
 def test_router_that_is_not_there(cluster):

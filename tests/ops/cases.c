@@ -70,6 +70,8 @@ const op_case_t op_cases[] = {
      LENS(4, 31, 31, 128, 257), .flags = CAUSAL | WITH_LSE},
     {OP_ATTN_PREFILL, .heads = 2, REAL, LENS(4, 17, 17, 96, 160), .flags = CAUSAL | WITH_LSE},
     {OP_ATTN_PREFILL, .heads = 1, REAL, LENS(2, 33, 129), .flags = WITH_LSE},
+    {OP_ATTN_PREFILL, .heads = 5, REAL, LENS(6, 200, 200, 1, 300, 129, 129),
+     .flags = CAUSAL | WITH_LSE},
     {OP_ATTN_PREFILL, .heads = 8, REAL, LENS(2, 512, 512),
      .flags = CAUSAL | WITH_LSE | BENCH | BENCH_ONLY},
 
@@ -87,6 +89,10 @@ const op_case_t op_cases[] = {
     {OP_ATTN_ABSORBED, .heads = 35, TINY, .page_tokens = 64, LENS(3, 63, 64, 130)},
     {OP_ATTN_ABSORBED, .heads = 4, REAL, .page_tokens = 64, LENS(5, 1, 63, 64, 65, 200)},
     {OP_ATTN_ABSORBED, .heads = 1, REAL, .page_tokens = 64, LENS(3, 65, 0, 7), .flags = MAPPED},
+    {OP_ATTN_ABSORBED, .heads = 16, REAL, .page_tokens = 64, LENS(5, 900, 0, 64, 129, 1)},
+    {OP_ATTN_ABSORBED, .heads = 32, REAL, .page_tokens = 64, LENS(3, 300, 5, 65)},
+    {OP_ATTN_ABSORBED, .heads = 64, REAL, .page_tokens = 64, LENS(3, 257, 64, 0)},
+    {OP_ATTN_ABSORBED, .heads = 128, REAL, .page_tokens = 64, LENS(2, 191, 64), .flags = MAPPED},
     {OP_ATTN_ABSORBED, .heads = 4, REAL, .page_tokens = 64, LENS(4, 1000, 1000, 1000, 1000),
      .flags = BENCH | BENCH_ONLY},
 
@@ -118,6 +124,10 @@ const op_case_t op_cases[] = {
     {OP_GROUPED_LINEAR, .n = 1, .k = 1, LENS(1, 1)},
     {OP_GROUPED_LINEAR, .n = 13, .k = 21, LENS(6, 0, 1, 5, 0, 9, 2)},
     {OP_GROUPED_LINEAR, .n = 64, .k = 128, LENS(4, 33, 0, 4, 70)},
+    {OP_GROUPED_LINEAR, .n = 136, .k = 328, LENS(3, 300, 0, 7)},
+    {OP_GROUPED_LINEAR, .n = 128, .k = 72, LENS(4, 100, 45, 256, 16)},
+    {OP_GROUPED_LINEAR, .n = 72, .k = 136, LENS(6, 60, 77, 90, 120, 140, 150)},
+    {OP_GROUPED_LINEAR, .n = 264, .k = 72, LENS(4, 130, 3, 0, 31)},
     {OP_GROUPED_LINEAR, .n = 256, .k = 256, LENS(8, 1, 1, 0, 1, 1, 0, 0, 0), .flags = BENCH},
 
     {OP_SILU_MUL, .rows = 0, .n = 4},

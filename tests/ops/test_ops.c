@@ -19,6 +19,9 @@
 #include "tests/ops/bind_ops.c"
 #include "tests/ops/cases.c"
 
+/* Beginning of the descriptions of the cases to run: "linear", say. "": all. */
+static const char *wanted = "";
+
 static const sl_ops_t *find(const char *name)
 {
     const sl_ops_t *ops = NULL;
@@ -42,7 +45,9 @@ static void check_cases(const sl_ops_t *ops, sl_device_t *device, const char *la
     size_t failed = 0;
     for (size_t i = 0; i < op_case_count; i++) {
         const op_case_t *c = &op_cases[i];
-        if (c->flags & BENCH_ONLY) {
+        char text[256];
+        op_case_describe(c, text, sizeof(text));
+        if ((c->flags & BENCH_ONLY) || strncmp(text, wanted, strlen(wanted)) != 0) {
             continue;
         }
         bind_t expected, got;
@@ -53,8 +58,6 @@ static void check_cases(const sl_ops_t *ops, sl_device_t *device, const char *la
         bool good = bind_fetch(&expected);
         good = bind_fetch(&got) && good;
         if (!good || !bind_agree(&got, &expected, tolerance_of(ops))) {
-            char text[256];
-            op_case_describe(c, text, sizeof(text));
             fprintf(stderr, "%s: %s failed\n", label, text);
             failed++;
         }
@@ -203,7 +206,8 @@ static void test_threads_change_nothing(void **state)
     cpu->close(one);
 }
 
-int main(void)
+/* test_ops [TEST [OPERATION]]: only the tests, and only the cases, whose names begin so. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpu_equals_ref),
@@ -211,5 +215,9 @@ int main(void)
         cmocka_unit_test(test_products_are_batch_invariant),
         cmocka_unit_test(test_threads_change_nothing),
     };
+    if (argc > 1) {
+        cmocka_set_test_filter(argv[1]);
+        wanted = argc > 2 ? argv[2] : "";
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
