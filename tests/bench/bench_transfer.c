@@ -2,7 +2,10 @@
  * Latent transfer between two processes of this host: checks the bytes of the first attempt, then
  * times attempts one after the other (latency: grant to commit) and many at once (rate).
  *
- *   bench_transfer [page bytes] [pages an attempt] [attempts]
+ * In host memory, or from GPU 0 to GPU 1 (from GPU 0 to itself where there is one only).
+ *
+ *   bench_transfer [page bytes] [pages an attempt] [attempts] [cpu | cuda [reader's GPU
+ * [shuffled]]]
  */
 #include <poll.h>
 #include <stdio.h>
@@ -14,6 +17,7 @@
 
 #include "common/base/clock.h"
 #include "common/transfer/transfer.h"
+#include "kernels/ops.h"
 
 #define LAYERS 4u
 #define POOL_ATTEMPTS 8u /* attempts in flight at once; each has its own pages */
@@ -31,7 +35,12 @@ typedef struct {
     int fd;
     size_t page_bytes;
     uint32_t pages, attempts;
-    uint8_t *pool;
+    const char *backend;
+    int reader_gpu;
+    bool shuffled; /* no two pages of an attempt side by side: the worst case */
+    const sl_ops_t *ops;
+    sl_device_t *device;
+    uint8_t *pool; /* of the device */
     sl_ucx_t *ucx;
     sl_transfer_t *transfer;
     sl_rank_id_t self, peer;
@@ -96,19 +105,64 @@ static double run(bench_t *bench, uint64_t first, uint32_t depth)
     return (double)(sl_now_us() - begin_us);
 }
 
+/* The pool, in the device's memory, every byte the same. */
+static void take_pool(bench_t *bench, uint32_t page_count)
+{
+    sl_device_params_t params = {.threads = 1};
+    void *memory;
+    size_t bytes = page_count * bench->page_bytes;
+    uint8_t *fill = malloc(bytes);
+    if (!bench->writer && strcmp(bench->backend, "cuda") == 0) {
+        params.index = bench->reader_gpu;
+    }
+    check(fill != NULL && sl_ops_find(bench->backend, &bench->ops) == SL_OK, "backend");
+    check(bench->ops->open(&params, &bench->device) == SL_OK, "device");
+    check(bench->ops->alloc(bench->device, bytes, "pool", &memory) == SL_OK, "pool");
+    memset(fill, bench->writer ? 0x5a : 0, bytes);
+    check(bench->ops->upload(bench->device, NULL, memory, fill, bytes) == SL_OK &&
+              bench->ops->synchronize(bench->device, NULL) == SL_OK,
+          "upload");
+    bench->pool = memory;
+    free(fill);
+}
+
+static void check_page(bench_t *bench, uint32_t page)
+{
+    uint8_t *copy = malloc(bench->page_bytes);
+    check(copy != NULL &&
+              bench->ops->download(bench->device, NULL, copy,
+                                   bench->pool + page * bench->page_bytes,
+                                   bench->page_bytes) == SL_OK &&
+              bench->ops->synchronize(bench->device, NULL) == SL_OK,
+          "download");
+    for (size_t i = 0; i < bench->page_bytes; i++) {
+        check(copy[i] == 0x5a, "bytes");
+    }
+    free(copy);
+}
+
+static sl_status_t bind_thread(void *arg)
+{
+    bench_t *bench = arg;
+    return bench->ops->bind_thread(bench->device);
+}
+
 static int run_side(bench_t *bench)
 {
     uint32_t page_count = bench->pages * POOL_ATTEMPTS;
-    bench->pool = malloc(page_count * bench->page_bytes);
-    memset(bench->pool, bench->writer ? 0x5a : 0, page_count * bench->page_bytes);
+    take_pool(bench, page_count);
     for (uint32_t i = 0; i < page_count; i++) {
-        bench->ids[i / bench->pages][i % bench->pages] = (i * 5) % page_count;
+        uint32_t page = bench->shuffled ? (uint32_t)((uint64_t)i * 5 % page_count) : i;
+        bench->ids[i / bench->pages][i % bench->pages] = page;
     }
     bench->self = (sl_rank_id_t){.pool = bench->writer ? SL_POOL_PREFILL : SL_POOL_DECODE};
     bench->peer = (sl_rank_id_t){.pool = bench->writer ? SL_POOL_DECODE : SL_POOL_PREFILL};
     sl_transfer_params_t params = {.self = bench->self,
                                    .base = bench->pool,
                                    .page_bytes = bench->page_bytes,
+                                   .device_memory = !bench->ops->host_memory,
+                                   .bind_thread = bind_thread,
+                                   .bind_thread_arg = bench,
                                    .layers = LAYERS,
                                    .page_count = page_count};
     check(sl_ucx_create(&bench->ucx) == SL_OK, "ucx");
@@ -119,8 +173,7 @@ static int run_side(bench_t *bench)
     begin(bench, 1);
     wait_end(bench);
     for (uint32_t i = 0; !bench->writer && i < bench->pages; i++) {
-        size_t at = bench->ids[1][i] * bench->page_bytes;
-        check(bench->pool[at] == 0x5a && bench->pool[at + bench->page_bytes - 1] == 0x5a, "bytes");
+        check_page(bench, bench->ids[1][i]);
     }
     double single_us = run(bench, 2, 1);
     double many_us = run(bench, 2 + bench->attempts, POOL_ATTEMPTS);
@@ -136,7 +189,8 @@ static int run_side(bench_t *bench)
     check(write(bench->fd, &done, 1) == 1 && read(bench->fd, &done, 1) == 1, "leave");
     sl_transfer_destroy(bench->transfer);
     sl_ucx_destroy(bench->ucx);
-    free(bench->pool);
+    bench->ops->free(bench->device, bench->pool);
+    bench->ops->close(bench->device);
     return 0;
 }
 
@@ -146,11 +200,15 @@ int main(int argc, char **argv)
     bench.page_bytes = argc > 1 ? (size_t)atoi(argv[1]) : 1u << 20;
     bench.pages = argc > 2 ? (uint32_t)atoi(argv[2]) : 8;
     bench.attempts = argc > 3 ? (uint32_t)atoi(argv[3]) : 50;
+    bench.backend = argc > 4 ? argv[4] : "cpu";
+    bench.reader_gpu = argc > 5 ? atoi(argv[5]) : 1;
+    bench.shuffled = argc > 6 && strcmp(argv[6], "shuffled") == 0;
     int pair[2], status;
     if (bench.page_bytes % LAYERS != 0 || bench.page_bytes == 0 || bench.pages == 0 ||
         bench.pages > 4096 || bench.attempts == 0 ||
         socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) {
-        fprintf(stderr, "usage: bench_transfer [page bytes] [pages an attempt] [attempts]\n");
+        fprintf(stderr, "usage: bench_transfer [page bytes] [pages an attempt] [attempts] "
+                        "[cpu | cuda [reader's GPU [shuffled]]]\n");
         return 2;
     }
     pid_t reader = fork();
