@@ -1,4 +1,5 @@
-"""The `sluice` command: `generate` streams a completion, `status` shows the cluster.
+"""The `sluice` command: `generate` streams a completion, `status` shows the cluster, `bench`
+measures it.
 
 Exit codes: 0 done; 1 the request or the connection failed; 2 wrong usage; 130 interrupted.
 """
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 
-from . import detokenize, table
+from . import bench, detokenize, table
 from .client import Client
 from .errors import RequestError, SluiceError
 from .protocol import SamplingParams
@@ -86,7 +87,8 @@ def make_parser():
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     generate = commands.add_parser("generate", help="complete a prompt, streaming")
     status = commands.add_parser("status", help="show pools, groups, ranks, pages and queues")
-    for command in (generate, status):
+    load = commands.add_parser("bench", help="measure latency and throughput under random load")
+    for command in (generate, status, load):
         command.add_argument("--router", metavar="ADDRESS",
                              default=os.environ.get("SLUICE_ROUTER", DEFAULT_ROUTER),
                              help="the router's client socket (default: $SLUICE_ROUTER or "
@@ -101,9 +103,19 @@ def make_parser():
                         help="print nothing until N ranks are ready")
     status.add_argument("--timeout", type=float, default=60.0, metavar="S",
                         help="wait for --until-ready at most this long (default: %(default)s)")
-    generate.set_defaults(run=run_generate)
-    status.set_defaults(run=run_status)
+    bench.add_flags(load)
+    generate.set_defaults(run=connected(run_generate))
+    status.set_defaults(run=connected(run_status))
+    load.set_defaults(run=bench.run)
     return parser
+
+
+def connected(run):
+    """run(args, client) as run(args)."""
+    def run_with_client(args):
+        with Client(args.router, args.connect_timeout) as client:
+            return run(args, client)
+    return run_with_client
 
 
 # ---- generate ----
@@ -251,8 +263,7 @@ def main(argv=None):
     parser = make_parser()
     args = parser.parse_args(argv)
     try:
-        with Client(args.router, args.connect_timeout) as client:
-            return args.run(args, client)
+        return args.run(args)
     except UsageError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return 2
