@@ -37,7 +37,7 @@ names=() pids=() router_pid=
 start() {
     local name=$1 program=$2
     shift 2
-    OPENBLAS_NUM_THREADS=1 UCX_WARN_UNUSED_ENV_VARS=n nohup "$folder/$program" "$@" \
+    UCX_WARN_UNUSED_ENV_VARS=n nohup "$folder/$program" "$@" \
         >"$run/$name.log" 2>&1 </dev/null &
     names+=("$name")
     pids+=("$!")
@@ -94,7 +94,7 @@ wait_file() {
 
 install_packages
 make_venv "$root/deploy/requirements.txt"
-build "$folder" -DCMAKE_BUILD_TYPE=Release -DSLUICE_TESTS=OFF
+build "$folder" -DCMAKE_BUILD_TYPE=Release -DSLUICE_TESTS=OFF -DSLUICE_CUDA=OFF
 
 say "starting a router, 2 prefill ranks and 2 decode ranks (logs in $run)"
 start router sluice-router --client-bind tcp://127.0.0.1:0 --node-bind tcp://127.0.0.1:0 \

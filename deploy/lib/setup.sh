@@ -3,7 +3,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 packages=(gcc cmake ninja-build ccache pkg-config python3-venv libucx-dev ucx-utils libzmq3-dev
-          libmsgpack-dev libjansson-dev libopenblas-dev libcmocka-dev)
+          libmsgpack-dev libjansson-dev libcmocka-dev)
 venv=${SLUICE_VENV:-$root/.venv}
 jobs=${SLUICE_JOBS:-$(nproc)}
 
@@ -77,6 +77,7 @@ build() {
     local folder=$1
     shift
     say "building $folder"
-    quietly cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_C_COMPILER_LAUNCHER=ccache "$@"
+    quietly cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_C_COMPILER_LAUNCHER=ccache \
+        -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache "$@"
     quietly ninja -C "$folder" -j "$jobs"
 }

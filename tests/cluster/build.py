@@ -43,8 +43,6 @@ def patience():
 def environment():
     env = dict(os.environ)
     env["UCX_WARN_UNUSED_ENV_VARS"] = "n"
-    # One thread a rank in its BLAS: many ranks share few cores here.
-    env["OPENBLAS_NUM_THREADS"] = "1"
     if sanitizers():
         env["UCX_MEM_EVENTS"] = "n"  # UCX's hooks on mmap and the sanitizers' own do not mix
     # A small quarantine: the test of flat memory must not measure it.
