@@ -39,10 +39,6 @@ sl_status_t sl_decode_create(const sl_decode_options_t *options, sl_decode_t **d
         status = sl_error(SL_ERR_NO_MEMORY, "batch of %llu: out of memory",
                           (unsigned long long)options->max_batch);
     }
-    if (status == SL_OK) {
-        status = sl_decode_requests_create((uint32_t)options->rank.pages,
-                                           (uint32_t)options->max_batch, &decode->requests);
-    }
     if (status != SL_OK) {
         sl_decode_destroy(decode);
         return status;
@@ -63,9 +59,12 @@ void sl_decode_destroy(sl_decode_t *decode)
     free(decode);
 }
 
-void sl_decode_attach(void *self, sl_rank_t *rank)
+sl_status_t sl_decode_attach(void *self, sl_rank_t *rank)
 {
-    ((sl_decode_t *)self)->rank = rank;
+    sl_decode_t *decode = self;
+    decode->rank = rank;
+    return sl_decode_requests_create(sl_rank_page_count(rank), (uint32_t)decode->options.max_batch,
+                                     &decode->requests);
 }
 
 static sl_status_t remove_request(sl_decode_t *decode, sl_decode_request_t *request)

@@ -19,8 +19,8 @@ SL_MUST_USE sl_status_t sl_decode_create(const sl_decode_options_t *options,
                                          sl_decode_t **decode_p);
 void sl_decode_destroy(sl_decode_t *decode);
 
-/* Gives the pool its rank; before sl_rank_run(). */
-void sl_decode_attach(void *decode, sl_rank_t *rank);
+/* Gives the pool its rank, whose pages it takes; before sl_rank_run(). */
+SL_MUST_USE sl_status_t sl_decode_attach(void *decode, sl_rank_t *rank);
 
 extern const sl_rank_ops_t sl_decode_rank_ops;
 

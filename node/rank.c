@@ -104,10 +104,11 @@ static sl_status_t create_model(sl_rank_t *rank)
         .max_requests = rank->params.max_requests,
         .max_logit_rows = rank->params.max_logit_rows,
         .page_count = (uint32_t)options->pages,
+        .mem_fraction = options->mem_fraction,
     };
     SL_TRY(sl_model_create(&params, &rank->model));
     SL_TRY(sl_step_create(params.max_rows, params.max_requests, sl_model_table_stride(rank->model),
-                          params.tp, params.page_count, &rank->step));
+                          params.tp, sl_model_page_count(rank->model), &rank->step));
     rank->plan = calloc(1, sl_step_plan_max(rank->step));
     if (rank->plan == NULL) {
         return sl_error(SL_ERR_NO_MEMORY, "step plan of %u bytes: out of memory",
@@ -139,7 +140,7 @@ static sl_status_t create_transports(sl_rank_t *rank)
         .ucx = rank->ucx,
         .self = rank->id,
         .layers = layout.layers,
-        .page_count = (uint32_t)options->pages,
+        .page_count = sl_model_page_count(rank->model),
         .layout_hash = sl_layout_hash(&layout),
         .may_write = may_write,
         .may_write_arg = rank,
@@ -170,7 +171,7 @@ static sl_status_t register_rank(sl_rank_t *rank)
         .vocab_size = config->vocab_size,
         .max_model_len = config->max_position_embeddings,
         .page_tokens = SL_PAGE_TOKENS,
-        .pages_total = options->pages,
+        .pages_total = sl_model_page_count(rank->model),
         .max_rows = rank->params.max_rows,
         .max_running = rank->params.max_running,
         .max_queued_tokens = rank->params.max_queued_tokens,
@@ -254,6 +255,11 @@ void sl_rank_destroy(sl_rank_t *rank)
     free(rank);
 }
 
+uint32_t sl_rank_page_count(const sl_rank_t *rank)
+{
+    return sl_model_page_count(rank->model);
+}
+
 sl_model_t *sl_rank_model(sl_rank_t *rank)
 {
     return rank->model;
@@ -313,7 +319,7 @@ sl_status_t sl_rank_post_token(sl_rank_t *rank, uint64_t attempt, uint32_t index
     return sl_rank_post(rank, &message);
 }
 
-int sl_rank_main(const sl_rank_params_t *params, void (*attach)(void *self, sl_rank_t *rank))
+int sl_rank_main(const sl_rank_params_t *params, sl_status_t (*attach)(void *self, sl_rank_t *rank))
 {
     sl_rank_t *rank = NULL;
     sl_log_set_level((sl_log_level_t)params->options->log_level);
@@ -322,8 +328,10 @@ int sl_rank_main(const sl_rank_params_t *params, void (*attach)(void *self, sl_r
         sl_log(SL_LOG_ERROR, "cannot start: %s: %s", sl_status_name(created), sl_error_text());
         return EXIT_FAILURE;
     }
-    attach(params->self, rank);
-    sl_status_t status = sl_rank_run(rank);
+    sl_status_t status = attach(params->self, rank);
+    if (status == SL_OK) {
+        status = sl_rank_run(rank);
+    }
     sl_rank_destroy(rank);
     return status == SL_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -34,6 +34,7 @@ typedef struct {
     uint64_t group, rank, tp;
     int attention; /* sl_attention_t */
     uint64_t device_index, threads, pages;
+    double mem_fraction;
     int load_format;            /* 0: safetensors, 1: dummy */
     uint64_t num_hidden_layers; /* 0: all */
     uint64_t register_timeout_ms, group_timeout_ms;
@@ -42,116 +43,43 @@ typedef struct {
 
 /* The rows of the option table for a program whose options struct is `type` with the common part
  * in member `member`. */
+/* clang-format off */
 #define SL_RANK_OPTION_ROWS(type, member)                                                          \
-    {"router",                                                                                     \
-     SL_OPTION_STRING,                                                                             \
-     offsetof(type, member.router),                                                                \
-     "tcp://127.0.0.1:5551",                                                                       \
-     "Address of the router's node socket.",                                                       \
-     0,                                                                                            \
-     0,                                                                                            \
+    {"router", SL_OPTION_STRING, offsetof(type, member.router), "tcp://127.0.0.1:5551",            \
+     "Address of the router's node socket.", 0, 0, NULL},                                          \
+    {"model", SL_OPTION_STRING, offsetof(type, member.model), NULL,                                \
+     "Checkpoint directory in Hugging Face layout.", 0, 0, NULL},                                  \
+    {"group", SL_OPTION_U64, offsetof(type, member.group), "0", "Group of this rank in its pool.", \
+     0, 65535, NULL},                                                                              \
+    {"rank", SL_OPTION_U64, offsetof(type, member.rank), "0", "Place of this rank in its group.",  \
+     0, 63, NULL},                                                                                 \
+    {"tp", SL_OPTION_U64, offsetof(type, member.tp), "1", "Ranks of a group.", 1, 64, NULL},       \
+    {"attention", SL_OPTION_CHOICE, offsetof(type, member.attention), "dp",                        \
+     "dp: each rank attends for its own requests; tp: heads are sharded over the group.", 0, 0,    \
+     "dp|tp"},                                                                                     \
+    {"device", SL_OPTION_STRING, offsetof(type, member.device), "cpu",                             \
+     "Backend: cpu, cuda, or ref (slow, for checking).", 0, 0, NULL},                              \
+    {"device-index", SL_OPTION_U64, offsetof(type, member.device_index), "0",                      \
+     "Which accelerator of this host.", 0, 1023, NULL},                                            \
+    {"threads", SL_OPTION_U64, offsetof(type, member.threads), "1",                                \
+     "Threads of the CPU backend's products.", 1, 1024, NULL},                                     \
+    {"pages", SL_OPTION_U64, offsetof(type, member.pages), "0",                                    \
+     "Latent pages of this rank, of 64 tokens each; 0: what fits (512 on the CPU).", 0, 16777216,  \
      NULL},                                                                                        \
-        {"model",                                                                                  \
-         SL_OPTION_STRING,                                                                         \
-         offsetof(type, member.model),                                                             \
-         NULL,                                                                                     \
-         "Checkpoint directory in Hugging Face layout.",                                           \
-         0,                                                                                        \
-         0,                                                                                        \
-         NULL},                                                                                    \
-        {"group",                                                                                  \
-         SL_OPTION_U64,                                                                            \
-         offsetof(type, member.group),                                                             \
-         "0",                                                                                      \
-         "Group of this rank in its pool.",                                                        \
-         0,                                                                                        \
-         65535,                                                                                    \
-         NULL},                                                                                    \
-        {"rank",                                                                                   \
-         SL_OPTION_U64,                                                                            \
-         offsetof(type, member.rank),                                                              \
-         "0",                                                                                      \
-         "Place of this rank in its group.",                                                       \
-         0,                                                                                        \
-         63,                                                                                       \
-         NULL},                                                                                    \
-        {"tp", SL_OPTION_U64, offsetof(type, member.tp), "1", "Ranks of a group.", 1, 64, NULL},   \
-        {"attention",                                                                              \
-         SL_OPTION_CHOICE,                                                                         \
-         offsetof(type, member.attention),                                                         \
-         "dp",                                                                                     \
-         "dp: each rank attends for its own requests; tp: heads are sharded over the group.",      \
-         0,                                                                                        \
-         0,                                                                                        \
-         "dp|tp"},                                                                                 \
-        {"device",                                                                                 \
-         SL_OPTION_STRING,                                                                         \
-         offsetof(type, member.device),                                                            \
-         "cpu",                                                                                    \
-         "Backend: cpu, cuda, or ref (slow, for checking).",                                       \
-         0,                                                                                        \
-         0,                                                                                        \
-         NULL},                                                                                    \
-        {"device-index",                                                                           \
-         SL_OPTION_U64,                                                                            \
-         offsetof(type, member.device_index),                                                      \
-         "0",                                                                                      \
-         "Which accelerator of this host.",                                                        \
-         0,                                                                                        \
-         1023,                                                                                     \
-         NULL},                                                                                    \
-        {"threads",                                                                                \
-         SL_OPTION_U64,                                                                            \
-         offsetof(type, member.threads),                                                           \
-         "1",                                                                                      \
-         "Threads of the CPU backend's products.",                                                 \
-         1,                                                                                        \
-         1024,                                                                                     \
-         NULL},                                                                                    \
-        {"pages",                                                                                  \
-         SL_OPTION_U64,                                                                            \
-         offsetof(type, member.pages),                                                             \
-         "512",                                                                                    \
-         "Latent pages of this rank, of 64 tokens each.",                                          \
-         1,                                                                                        \
-         16777216,                                                                                 \
-         NULL},                                                                                    \
-        {"load-format",                                                                            \
-         SL_OPTION_CHOICE,                                                                         \
-         offsetof(type, member.load_format),                                                       \
-         "safetensors",                                                                            \
-         "dummy: seeded made-up weights, for benchmarks; only config.json is read.",               \
-         0,                                                                                        \
-         0,                                                                                        \
-         "safetensors|dummy"},                                                                     \
-        {"num-hidden-layers",                                                                      \
-         SL_OPTION_U64,                                                                            \
-         offsetof(type, member.num_hidden_layers),                                                 \
-         "0",                                                                                      \
-         "Use only the first so many layers, for benchmarks; 0: all.",                             \
-         0,                                                                                        \
-         10000,                                                                                    \
-         NULL},                                                                                    \
-        {"register-timeout-ms",                                                                    \
-         SL_OPTION_U64,                                                                            \
-         offsetof(type, member.register_timeout_ms),                                               \
-         "30000",                                                                                  \
-         "Wait for the router's welcome at most this long.",                                       \
-         1,                                                                                        \
-         86400000,                                                                                 \
-         NULL},                                                                                    \
-        {"group-timeout-ms",                                                                       \
-         SL_OPTION_U64,                                                                            \
-         offsetof(type, member.group_timeout_ms),                                                  \
-         "30000",                                                                                  \
-         "A peer that keeps its group waiting this long ends the group.",                          \
-         100,                                                                                      \
-         86400000,                                                                                 \
-         NULL},                                                                                    \
-    {                                                                                              \
-        "log-level", SL_OPTION_CHOICE, offsetof(type, member.log_level), "info",                   \
-            "Least level of the lines logged.", 0, 0, "debug|info|warn|error"                      \
-    }
+    {"mem-fraction", SL_OPTION_F64, offsetof(type, member.mem_fraction), "0.9",                    \
+     "Of the GPU memory free at start, for weights, workspace and pages.", 0.05, 1, NULL},         \
+    {"load-format", SL_OPTION_CHOICE, offsetof(type, member.load_format), "safetensors",           \
+     "dummy: seeded made-up weights, for benchmarks; only config.json is read.", 0, 0,             \
+     "safetensors|dummy"},                                                                         \
+    {"num-hidden-layers", SL_OPTION_U64, offsetof(type, member.num_hidden_layers), "0",            \
+     "Use only the first so many layers, for benchmarks; 0: all.", 0, 10000, NULL},                \
+    {"register-timeout-ms", SL_OPTION_U64, offsetof(type, member.register_timeout_ms), "30000",    \
+     "Wait for the router's welcome at most this long.", 1, 86400000, NULL},                       \
+    {"group-timeout-ms", SL_OPTION_U64, offsetof(type, member.group_timeout_ms), "30000",          \
+     "A peer that keeps its group waiting this long ends the group.", 100, 86400000, NULL},        \
+    {"log-level", SL_OPTION_CHOICE, offsetof(type, member.log_level), "info",                      \
+     "Least level of the lines logged.", 0, 0, "debug|info|warn|error"}
+/* clang-format on */
 
 typedef struct sl_rank sl_rank_t;
 
@@ -195,6 +123,7 @@ void sl_rank_destroy(sl_rank_t *rank);
 SL_MUST_USE sl_status_t sl_rank_run(sl_rank_t *rank);
 
 /* For the callbacks. */
+uint32_t sl_rank_page_count(const sl_rank_t *rank);
 sl_model_t *sl_rank_model(sl_rank_t *rank);
 const sl_model_config_t *sl_rank_config(const sl_rank_t *rank);
 sl_transfer_t *sl_rank_transfer(sl_rank_t *rank);
@@ -212,6 +141,7 @@ SL_MUST_USE sl_status_t sl_rank_post_token(sl_rank_t *rank, uint64_t attempt, ui
 
 /* Main of a rank program: parses nothing, only creates, runs and destroys; returns the exit code.
  */
-int sl_rank_main(const sl_rank_params_t *params, void (*attach)(void *self, sl_rank_t *rank));
+int sl_rank_main(const sl_rank_params_t *params,
+                 sl_status_t (*attach)(void *self, sl_rank_t *rank));
 
 #endif

@@ -33,11 +33,6 @@ sl_status_t sl_prefill_create(const sl_prefill_options_t *options, sl_prefill_t 
         return sl_error(SL_ERR_NO_MEMORY, "prefill: out of memory");
     }
     prefill->options = *options;
-    sl_prefill_requests_params_t params = {
-        .page_count = (uint32_t)options->rank.pages,
-        .token_budget = (uint32_t)options->token_budget,
-        .starve_us = options->starve_ms * 1000,
-    };
     prefill->rows = calloc(SL_PREFILL_LOGIT_ROWS, sizeof(*prefill->rows));
     prefill->targets = calloc(SL_PREFILL_LOGIT_ROWS, sizeof(*prefill->targets));
     prefill->tokens = calloc(SL_PREFILL_LOGIT_ROWS, sizeof(*prefill->tokens));
@@ -47,9 +42,6 @@ sl_status_t sl_prefill_create(const sl_prefill_options_t *options, sl_prefill_t 
     if (prefill->rows == NULL || prefill->targets == NULL || prefill->tokens == NULL ||
         prefill->rules == NULL || prefill->logprobs == NULL) {
         status = sl_error(SL_ERR_NO_MEMORY, "prefill: out of memory");
-    }
-    if (status == SL_OK) {
-        status = sl_prefill_requests_create(&params, &prefill->requests);
     }
     if (status != SL_OK) {
         sl_prefill_destroy(prefill);
@@ -73,9 +65,16 @@ void sl_prefill_destroy(sl_prefill_t *prefill)
     free(prefill);
 }
 
-void sl_prefill_attach(void *self, sl_rank_t *rank)
+sl_status_t sl_prefill_attach(void *self, sl_rank_t *rank)
 {
-    ((sl_prefill_t *)self)->rank = rank;
+    sl_prefill_t *prefill = self;
+    sl_prefill_requests_params_t params = {
+        .page_count = sl_rank_page_count(rank),
+        .token_budget = (uint32_t)prefill->options.token_budget,
+        .starve_us = prefill->options.starve_ms * 1000,
+    };
+    prefill->rank = rank;
+    return sl_prefill_requests_create(&params, &prefill->requests);
 }
 
 /* Gives a request up: the transfer engine's ABORTED ends it. */

@@ -27,8 +27,8 @@ SL_MUST_USE sl_status_t sl_prefill_create(const sl_prefill_options_t *options,
                                           sl_prefill_t **prefill_p);
 void sl_prefill_destroy(sl_prefill_t *prefill);
 
-/* Gives the pool its rank; before sl_rank_run(). */
-void sl_prefill_attach(void *prefill, sl_rank_t *rank);
+/* Gives the pool its rank, whose pages it takes; before sl_rank_run(). */
+SL_MUST_USE sl_status_t sl_prefill_attach(void *prefill, sl_rank_t *rank);
 
 extern const sl_rank_ops_t sl_prefill_rank_ops;
 

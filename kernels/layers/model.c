@@ -48,7 +48,9 @@ sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_
         .unabsorbed = params->unabsorbed,
     };
     sl_status_t status;
+    uint64_t total = 0;
     SL_TRY_GOTO(status, model->ops->open(&device, &model->device), fail);
+    SL_TRY_GOTO(status, model->ops->memory(model->device, &model->free_at_start, &total), fail);
     weights.device = model->device;
     SL_TRY_GOTO(status, sl_weights_load(&weights, &model->weights), fail);
     SL_TRY_GOTO(status, sl_model_take_workspace(model), fail);
@@ -101,6 +103,11 @@ void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p
     const sl_cache_t *cache = &model->cache;
     *base_p = cache->base;
     *page_bytes_p = (size_t)cache->layers * cache->page_tokens * cache->width * model->act_bytes;
+}
+
+uint32_t sl_model_page_count(const sl_model_t *model)
+{
+    return model->cache.page_count;
 }
 
 uint32_t sl_model_table_stride(const sl_model_t *model)

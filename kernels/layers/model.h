@@ -26,6 +26,8 @@
 
 typedef struct sl_model sl_model_t;
 
+#define SL_HOST_PAGES 512u /* where the number of pages is not given and memory is the host's */
+
 typedef struct {
     const sl_checkpoint_t *checkpoint; /* borrowed */
     const sl_ops_t *ops;
@@ -39,7 +41,8 @@ typedef struct {
     uint32_t max_rows;         /* tokens of one step on this rank (TP attention: of the group) */
     uint32_t max_requests;     /* of one step */
     uint32_t max_logit_rows;   /* of one sl_model_logits() */
-    uint32_t page_count;
+    uint32_t page_count; /* 0: as many as fit, see mem_fraction (host backends: SL_HOST_PAGES) */
+    double mem_fraction; /* of the memory free at start, for weights, workspace and pages; 0: 0.9 */
     uint32_t table_pages; /* pages of the longest sequence; 0: of the model's longest */
 } sl_model_params_t;
 
@@ -54,6 +57,7 @@ SL_MUST_USE sl_status_t sl_model_bind_thread(sl_model_t *model);
 
 /* The page pool: page p at base + p * page_bytes, device memory. */
 void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p);
+uint32_t sl_model_page_count(const sl_model_t *model);
 uint32_t sl_model_table_stride(const sl_model_t *model); /* pages of the longest sequence */
 
 /* One step's rows; host memory, borrowed until the step ends. Rows of a request are consecutive

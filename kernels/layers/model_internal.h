@@ -77,6 +77,7 @@ struct sl_model {
     void *items[SL_WORKSPACE_ITEMS_MAX]; /* every device allocation but the weights */
     uint32_t item_count;
     uint64_t work_bytes;
+    uint64_t free_at_start;                  /* bytes of the device, before anything was taken */
     int32_t *host_kv_len, *host_row_request; /* [T], derived from the batch */
     uint8_t *host_row_valid;                 /* [G] */
 

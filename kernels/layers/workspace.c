@@ -143,6 +143,33 @@ done:
     return status;
 }
 
+/* Ranks of a group with TP attention must have equally many pages, and their devices never have
+ * quite the same memory free. */
+#define PAGES_ROUND 64u
+
+/* What weights and workspace have left of the share that may be used, in pages. */
+static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uint32_t *count_p)
+{
+    uint64_t free_now = 0, total = 0;
+    double fraction = model->params.mem_fraction > 0 ? model->params.mem_fraction : 0.9;
+    SL_TRY(model->ops->memory(model->device, &free_now, &total));
+    double allowed = fraction * (double)model->free_at_start;
+    double taken = (double)(model->free_at_start - free_now);
+    double pages = (allowed - taken) / (double)page_bytes;
+    if (pages < 1) {
+        return sl_error(SL_ERR_NO_MEMORY,
+                        "memory: %.2f GiB free at start, %.0f %% of it may be used, weights (%.2f) "
+                        "and workspace (%.2f) leave no page of %.2f MiB; a smaller --token-budget "
+                        "or --max-batch, a larger --tp or --mem-fraction would",
+                        (double)model->free_at_start / 0x1p30, 100 * fraction,
+                        (double)model->weights->bytes / 0x1p30, (double)model->work_bytes / 0x1p30,
+                        (double)page_bytes / 0x1p20);
+    }
+    uint32_t count = pages < (double)INT32_MAX ? (uint32_t)pages : (uint32_t)INT32_MAX;
+    *count_p = count > PAGES_ROUND ? count / PAGES_ROUND * PAGES_ROUND : count;
+    return SL_OK;
+}
+
 static sl_status_t take_pages(sl_model_t *model)
 {
     sl_cache_t *cache = &model->cache;
@@ -151,6 +178,11 @@ static sl_status_t take_pages(sl_model_t *model)
     cache->page_tokens = SL_PAGE_TOKENS;
     cache->width = model->config->latent_width;
     size_t page = (size_t)cache->layers * cache->page_tokens * cache->width;
+    if (cache->page_count == 0 && model->ops->host_memory) {
+        cache->page_count = SL_HOST_PAGES;
+    } else if (cache->page_count == 0) {
+        SL_TRY(fitting_pages(model, page * model->act_bytes, &cache->page_count));
+    }
     return take(model, "latent pages", cache->page_count * page, model->act_bytes, &cache->base);
 }
 
@@ -176,10 +208,10 @@ sl_status_t sl_model_take_workspace(sl_model_t *model)
         return sl_error(SL_ERR_NO_MEMORY, "step arrays of %u rows: out of host memory",
                         params->max_rows);
     }
-    SL_TRY(take_pages(model));
     SL_TRY(take_rotations(model));
     SL_TRY(take_step_arrays(model));
     SL_TRY(take_attention(model));
     SL_TRY(take_mlp(model));
-    return take_logits(model);
+    SL_TRY(take_logits(model));
+    return take_pages(model); /* last: they get what is left */
 }
