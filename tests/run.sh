@@ -5,9 +5,10 @@
 #
 #   1. address and undefined-behaviour sanitizers: unit tests, operations, fuzz corpora, then the
 #      cluster tests on real programs, the lints and the goldens' own checks
-#   2. thread sanitizer: the unit tests and one cluster test
+#   2. where there is nvcc, the programs with the CUDA backend are built (nothing of it runs)
+#   3. thread sanitizer: the unit tests and one cluster test
 #
-# --quick leaves out the second. The last line is the total. Exits 1 if anything failed, hung or did
+# --quick leaves out the third. The last line is the total. Exits 1 if anything failed, hung or did
 # not build.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../deploy/lib/setup.sh"
@@ -67,9 +68,15 @@ cd "$root" || exit 1
 (install_packages && make_venv "$root/deploy/requirements-test.txt") || die "cannot install"
 
 build_or_count build-address "$builds-address" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-    -DSLUICE_SANITIZE=address,undefined
+    -DSLUICE_SANITIZE=address,undefined -DSLUICE_CUDA=OFF
 run_ctest unit-address 400 "$builds-address"
-run_pytest cluster-address 800 "$builds-address"
+run_pytest cluster-address 1500 "$builds-address"
+if command -v nvcc >/dev/null; then
+    build_or_count build-cuda "$builds-cuda" -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=ON \
+        -DSLUICE_TESTS=OFF
+else
+    say "no nvcc here: the CUDA backend is not compiled"
+fi
 if [ "$quick" = no ]; then
     # GCC 12 warns wrongly of these when it also instruments for threads.
     build_or_count build-thread "$builds-thread" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
