@@ -87,6 +87,7 @@ static sl_status_t make_address(sl_transfer_t *transfer)
         .page_bytes = transfer->params.page_bytes,
         .layers = (uint32_t)transfer->params.layers,
         .page_count = transfer->params.page_count,
+        .device_memory = transfer->params.device_memory,
         .worker_address = (const uint8_t *)transfer->ucx.address,
         .worker_address_bytes = (uint32_t)transfer->ucx.address_bytes,
         .rkey = rkey,
@@ -104,6 +105,7 @@ static void free_transfer(sl_transfer_t *transfer)
     }
     sl_writer_free_all(transfer);
     sl_reader_free_all(transfer);
+    sl_data_forget_all(transfer);
     sl_peers_free_all(transfer);
     if (transfer->memory != NULL) {
         ucp_mem_unmap(sl_ucx_transfer_context(transfer->params.ucx), transfer->memory);

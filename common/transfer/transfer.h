@@ -1,5 +1,7 @@
 /*
- * Latent pages from a prefill rank to a decode rank over UCX, one-sided.
+ * Latent pages from a prefill rank to a decode rank over UCX: one-sided where the transport writes
+ * into the peer's memory by itself, otherwise (tcp) as messages that the peer's transfer thread
+ * copies (transfer_data.c). The rules are the same.
  *
  *   decode rank (reader)                 prefill rank (writer)
  *   grant(attempt, generation, pages) -->  kept until open() or matched with it
@@ -51,6 +53,9 @@ typedef struct {
     void *may_write_arg;
     uint64_t lease_us; /* first value of sl_transfer_set_lease(); 0: 5 s */
     size_t ring_items; /* 0: 8192 */
+    /* Puts even where UCX carries them as messages of its own (tcp). UCX 1.13 may abort the reader
+     * when such a writer dies; otherwise those pages go as messages of the transfer engine. */
+    bool always_put;
 } sl_transfer_params_t;
 
 SL_MUST_USE sl_status_t sl_transfer_create(const sl_transfer_params_t *params,

@@ -6,6 +6,7 @@
  *   transfer_thread.c   the thread: commands, messages, progress, sleep, shutdown
  *   transfer_peer.c     peers, their endpoints and keys, sending messages
  *   transfer_writer.c   attempts on the prefill side: puts, flush, commit or release
+ *   transfer_data.c     pages as messages, where UCX's puts would be messages anyway
  *   transfer_reader.c   grants on the decode side: committed, released, writer lost
  *   transfer_wire.c     bytes of messages and addresses
  */
@@ -76,7 +77,9 @@ typedef struct sl_peer {
     bool closing, closed;
     uint64_t closed_at_us;
     uint32_t operations; /* puts, flushes and messages in flight */
-    uint32_t puts;       /* of which puts */
+    uint32_t puts;       /* of which puts and data messages */
+    bool by_message;     /* pages go as data messages (transfer_data.c), not as puts */
+    uint64_t data_sent, data_seen; /* of them, as far as posted here and copied there */
     uint32_t references; /* attempts and grants */
     char why[128];       /* of the failure */
     struct sl_peer *next;
@@ -129,6 +132,7 @@ struct sl_transfer {
 
     /* reader */
     sl_id_table_t grants;
+    struct sl_source *sources; /* who has sent data messages, and how many */
 
     uint64_t refusal_logged_us, failure_logged_us, drop_logged_us;
 };
@@ -211,8 +215,23 @@ void sl_writer_free_all(sl_transfer_t *transfer);
 void sl_reader_grant(sl_transfer_t *transfer, const sl_command_t *command);
 void sl_reader_on_commit(sl_transfer_t *transfer, const sl_transfer_msg_t *msg);
 void sl_reader_on_release(sl_transfer_t *transfer, const sl_transfer_msg_t *msg);
+/* Whether a data message writes a page that is granted to its attempt and sender. */
+bool sl_reader_granted(const sl_transfer_t *transfer, const sl_transfer_msg_t *msg);
 /* Raises WRITER_LOST where due; lowers *wake_us to the next time at which one may be. */
 void sl_reader_tend(sl_transfer_t *transfer, uint64_t now_us, uint64_t *wake_us);
 void sl_reader_free_all(sl_transfer_t *transfer);
+
+/* ---- transfer_data.c; the writer's part of it is in transfer_writer.h ---- */
+
+void sl_data_on_seen(sl_transfer_t *transfer, const sl_transfer_msg_t *msg);
+/* Copies the bytes into the pool if they are granted; called from within UCX. */
+void sl_data_on_message(sl_transfer_t *transfer, const void *header, size_t header_bytes,
+                        const void *data, size_t size);
+/* Answers what has been copied since the last call; true when something was sent. */
+bool sl_data_tell(sl_transfer_t *transfer);
+/* What was counted of a sender that is gone; of other incarnations in its place; of everyone. */
+void sl_data_forget(sl_transfer_t *transfer, const sl_rank_id_t *id);
+void sl_data_forget_other_lives(sl_transfer_t *transfer, const sl_rank_id_t *id);
+void sl_data_forget_all(sl_transfer_t *transfer);
 
 #endif

@@ -121,6 +121,8 @@ bool sl_peer_connect(sl_transfer_t *transfer, sl_peer_t *peer)
         fail_connect(transfer, peer, "unpacking the pool's key", status);
         return false;
     }
+    peer->by_message = !transfer->params.always_put && !transfer->params.device_memory &&
+                       !peer->blob.device_memory && !sl_ucx_endpoint_writes(peer->endpoint);
     return true;
 }
 

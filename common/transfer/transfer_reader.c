@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/base/log.h"
 #include "common/transfer/transfer_engine.h"
@@ -22,6 +23,7 @@ typedef struct {
     uint32_t generation;
     uint32_t page_count;
     sl_peer_t *writer;
+    uint32_t pages[];
 } sl_grant_t;
 
 static void remove_grant(sl_transfer_t *transfer, sl_grant_t *grant)
@@ -60,12 +62,15 @@ void sl_reader_grant(sl_transfer_t *transfer, const sl_command_t *command)
         .layout_hash = transfer->params.layout_hash,
         .page_count = command->count,
     };
-    sl_grant_t *grant = calloc(1, sizeof(*grant));
+    sl_grant_t *grant = malloc(sizeof(*grant) + command->count * sizeof(grant->pages[0]));
     SL_ASSERT(grant != NULL);
-    grant->node.id = command->attempt;
-    grant->generation = command->generation;
-    grant->page_count = command->count;
-    grant->writer = writer;
+    *grant = (sl_grant_t){
+        .node.id = command->attempt,
+        .generation = command->generation,
+        .page_count = command->count,
+        .writer = writer,
+    };
+    memcpy(grant->pages, command->pages, command->count * sizeof(grant->pages[0]));
     if (!sl_peer_send(transfer, writer, &msg, command->pages, NULL, NULL)) {
         free(grant);
         refuse_grant(transfer, command, SL_ERR_UNREACHABLE, writer->why);
@@ -134,6 +139,14 @@ void sl_reader_on_release(sl_transfer_t *transfer, const sl_transfer_msg_t *msg)
                          NULL);
         remove_grant(transfer, grant);
     }
+}
+
+bool sl_reader_granted(const sl_transfer_t *transfer, const sl_transfer_msg_t *msg)
+{
+    const sl_grant_t *grant = sl_id_table_find(&transfer->grants, msg->attempt);
+    return grant != NULL && grant->generation == msg->generation &&
+           sl_rank_same(&grant->writer->id, &msg->from) && msg->data.index < grant->page_count &&
+           grant->pages[msg->data.index] == msg->data.page;
 }
 
 typedef struct {

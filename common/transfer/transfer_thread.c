@@ -31,9 +31,12 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_byte
                                size_t bytes, const ucp_am_recv_param_t *param)
 {
     sl_transfer_t *transfer = arg;
-    (void)header;
-    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || header_bytes != 0 || bytes == 0 ||
-        bytes > MESSAGE_BYTES_MAX) {
+    bool whole = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0 && bytes > 0;
+    if (whole && header_bytes > 0) {
+        sl_data_on_message(transfer, header, header_bytes, data, bytes);
+        return UCS_OK;
+    }
+    if (!whole || bytes > MESSAGE_BYTES_MAX) {
         if (sl_log_allowed(&transfer->refusal_logged_us, LOG_INTERVAL_US)) {
             sl_log_warn("transfer: message of %zu + %zu bytes refused", header_bytes, bytes);
         }
@@ -82,6 +85,11 @@ static void handle_message(sl_transfer_t *transfer, const sl_inbound_t *inbound)
     case SL_TRANSFER_MSG_RELEASE:
         sl_reader_on_release(transfer, &msg);
         break;
+    case SL_TRANSFER_MSG_DATA_SEEN:
+        sl_data_on_seen(transfer, &msg);
+        break;
+    case SL_TRANSFER_MSG_DATA:
+        break; /* without bytes it says nothing */
     case SL_TRANSFER_MSG_BYE:
         sl_peer_on_bye(transfer, &msg);
         break;
@@ -114,6 +122,7 @@ static void command_peer_add(sl_transfer_t *transfer, const sl_command_t *comman
             sl_writer_peer_gone(transfer, &peer->id);
         }
     }
+    sl_data_forget_other_lives(transfer, &command->rank);
     if (sl_peer_add(transfer, &command->rank, command->address, command->count)) {
         sl_writer_peer_added(transfer, sl_peer_find(transfer, &command->rank));
     }
@@ -126,6 +135,7 @@ static void command_peer_gone(sl_transfer_t *transfer, const sl_command_t *comma
         sl_peer_set_gone(transfer, peer);
     }
     sl_writer_peer_gone(transfer, &command->rank);
+    sl_data_forget(transfer, &command->rank);
 }
 
 static void run_command(sl_transfer_t *transfer, sl_command_t *command)
@@ -230,6 +240,7 @@ static bool turn(sl_transfer_t *transfer, uint64_t *wake_us)
     int calls = progress(transfer);
     worked |= calls > 0;
     worked |= handle_inbox(transfer);
+    worked |= sl_data_tell(transfer);
     uint64_t now_us = sl_now_us();
     worked |= sl_writer_drive(transfer, now_us);
     sl_peers_tend(transfer, now_us);

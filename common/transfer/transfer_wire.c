@@ -5,12 +5,14 @@
  *   group address     "SLGA" version:u32 rank:u32 size:u32 n:u32 worker[n] checksum:u64
  *   transfer address  "SLTA" version:u32 pool:u32 group:u32 rank:u32 incarnation:u64
  *                     layout_hash:u64 pool_base:u64 page_bytes:u64 layers:u32 page_count:u32
- *                     n:u32 worker[n] m:u32 rkey[m] checksum:u64
+ *                     device_memory:u32 n:u32 worker[n] m:u32 rkey[m] checksum:u64
  *   message           "SLTM" version:u32 type:u32 pool:u32 group:u32 rank:u32 incarnation:u64
  *                     attempt:u64 layout_hash:u64 generation:u32, then
  *       grant         page_count:u32 page:u32[page_count]
  *       commit        page_count:u32 prompt_len:u32 first_token:u32 seed:u64
  *       release, bye  nothing
+ *       data          to_granter:u32 index:u32 page:u32 offset:u64
+ *       data seen     count:u64
  *
  * The checksum (FNV-1a) guards UCX, which takes its own bytes on trust, against truncation and
  * corruption on the way through the router.
@@ -96,6 +98,14 @@ static uint64_t get_u64(reader_t *reader)
 {
     uint64_t low = get_u32(reader);
     return low | (uint64_t)get_u32(reader) << 32;
+}
+
+/* 0 or 1; anything else counts as bytes that are not there. */
+static bool get_bool(reader_t *reader)
+{
+    uint32_t value = get_u32(reader);
+    reader->short_of_bytes |= value > 1;
+    return value == 1;
 }
 
 static const uint8_t *get_bytes(reader_t *reader, uint32_t *count_p)
@@ -216,7 +226,7 @@ sl_status_t sl_group_blob_parse(const uint8_t *data, size_t size, sl_group_blob_
 sl_status_t sl_transfer_blob_encode(const sl_transfer_blob_t *blob, sl_bytes_t *bytes_p)
 {
     writer_t writer;
-    size_t fixed = 8 + RANK_BYTES + 3 * 8 + 2 * 8 + 8;
+    size_t fixed = 8 + RANK_BYTES + 3 * 8 + 3 * 4 + 2 * 4 + 8;
     SL_TRY(allocate(fixed + blob->worker_address_bytes + blob->rkey_bytes, &writer));
     put_u32(&writer, MAGIC_TRANSFER);
     put_u32(&writer, VERSION);
@@ -226,6 +236,7 @@ sl_status_t sl_transfer_blob_encode(const sl_transfer_blob_t *blob, sl_bytes_t *
     put_u64(&writer, blob->page_bytes);
     put_u32(&writer, blob->layers);
     put_u32(&writer, blob->page_count);
+    put_u32(&writer, blob->device_memory ? 1 : 0);
     put_bytes(&writer, blob->worker_address, blob->worker_address_bytes);
     put_bytes(&writer, blob->rkey, blob->rkey_bytes);
     put_u64(&writer, checksum(writer.data, writer.used));
@@ -262,6 +273,7 @@ sl_status_t sl_transfer_blob_parse(const uint8_t *data, size_t size, sl_transfer
     blob.page_bytes = get_u64(&reader);
     blob.layers = get_u32(&reader);
     blob.page_count = get_u32(&reader);
+    blob.device_memory = get_bool(&reader);
     blob.worker_address = get_bytes(&reader, &blob.worker_address_bytes);
     blob.rkey = get_bytes(&reader, &blob.rkey_bytes);
     SL_TRY(check_tail(&reader, what));
@@ -282,6 +294,10 @@ static size_t body_bytes(const sl_transfer_msg_t *msg)
         return 4 + (size_t)msg->page_count * 4;
     case SL_TRANSFER_MSG_COMMIT:
         return 20;
+    case SL_TRANSFER_MSG_DATA:
+        return 20;
+    case SL_TRANSFER_MSG_DATA_SEEN:
+        return 8;
     case SL_TRANSFER_MSG_RELEASE:
     case SL_TRANSFER_MSG_BYE:
         break;
@@ -311,6 +327,13 @@ sl_status_t sl_transfer_msg_encode(const sl_transfer_msg_t *msg, const uint32_t 
         put_u32(&writer, msg->commit.prompt_len);
         put_u32(&writer, (uint32_t)msg->commit.first_token);
         put_u64(&writer, msg->commit.seed);
+    } else if (msg->type == SL_TRANSFER_MSG_DATA) {
+        put_u32(&writer, msg->data.to_granter ? 1 : 0);
+        put_u32(&writer, msg->data.index);
+        put_u32(&writer, msg->data.page);
+        put_u64(&writer, msg->data.offset);
+    } else if (msg->type == SL_TRANSFER_MSG_DATA_SEEN) {
+        put_u64(&writer, msg->seen);
     }
     *bytes_p = finish(&writer);
     return SL_OK;
@@ -332,6 +355,15 @@ static sl_status_t parse_body(reader_t *reader, sl_transfer_msg_t *msg)
         msg->commit.prompt_len = get_u32(reader);
         msg->commit.first_token = (int32_t)get_u32(reader);
         msg->commit.seed = get_u64(reader);
+        return SL_OK;
+    case SL_TRANSFER_MSG_DATA:
+        msg->data.to_granter = get_bool(reader);
+        msg->data.index = get_u32(reader);
+        msg->data.page = get_u32(reader);
+        msg->data.offset = get_u64(reader);
+        return SL_OK;
+    case SL_TRANSFER_MSG_DATA_SEEN:
+        msg->seen = get_u64(reader);
         return SL_OK;
     case SL_TRANSFER_MSG_RELEASE:
     case SL_TRANSFER_MSG_BYE:
@@ -355,7 +387,7 @@ sl_status_t sl_transfer_msg_parse(const uint8_t *data, size_t size, sl_transfer_
         return sl_error(SL_ERR_INVALID, "%s: %zu bytes, expected at least %d", what, size,
                         MESSAGE_HEADER_BYTES);
     }
-    if (pool > SL_POOL_DECODE || type < SL_TRANSFER_MSG_GRANT || type > SL_TRANSFER_MSG_BYE) {
+    if (pool > SL_POOL_DECODE || type < SL_TRANSFER_MSG_GRANT || type > SL_TRANSFER_MSG_DATA_SEEN) {
         return sl_error(SL_ERR_INVALID, "%s: type %u of pool %u", what, type, pool);
     }
     msg.type = (sl_transfer_msg_type_t)type;

@@ -1,6 +1,7 @@
 /*
  * Bytes that the ranks exchange over UCX outside of the latent pages themselves: the addresses that
- * travel through the router, and the headers of grant, commit, release and bye. Fixed fields,
+ * travel through the router, and the messages: grant, commit, release,
+ * bye, and those that carry pages where UCX cannot put them (transfer_data.c). Fixed fields,
  * little-endian, in the order of the structs; nothing of C's layout reaches the wire. Parsing
  * checks every size and count against the bytes at hand before use and never allocates.
  *
@@ -11,6 +12,7 @@
 #ifndef SL_TRANSFER_TRANSFER_WIRE_H
 #define SL_TRANSFER_TRANSFER_WIRE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -39,6 +41,7 @@ typedef struct {
     uint64_t page_bytes;
     uint32_t layers;
     uint32_t page_count;
+    bool device_memory; /* the pool is a GPU's */
     const uint8_t *worker_address;
     uint32_t worker_address_bytes;
     const uint8_t *rkey; /* packed remote key of the pool */
@@ -57,7 +60,17 @@ typedef enum {
     SL_TRANSFER_MSG_COMMIT = 2,
     SL_TRANSFER_MSG_RELEASE = 3,
     SL_TRANSFER_MSG_BYE = 4, /* the sender closes its endpoint; attempt and generation are 0 */
+    SL_TRANSFER_MSG_DATA = 5, /* the header of a piece of a page; the piece travels beside it */
+    SL_TRANSFER_MSG_DATA_SEEN = 6,
 } sl_transfer_msg_type_t;
+
+/* Where the bytes of a DATA message belong. */
+typedef struct {
+    bool to_granter; /* the receiver holds the grant; otherwise another rank of its group does */
+    uint32_t index;  /* of the page within the grant */
+    uint32_t page;   /* in the receiver's pool */
+    uint64_t offset; /* within the page */
+} sl_data_place_t;
 
 typedef struct {
     sl_transfer_msg_type_t type;
@@ -66,6 +79,8 @@ typedef struct {
     uint32_t generation;
     uint64_t layout_hash;
     sl_commit_t commit;        /* COMMIT; zero otherwise */
+    sl_data_place_t data;      /* DATA */
+    uint64_t seen;             /* DATA_SEEN: DATA messages of the receiver copied so far */
     uint32_t page_count;       /* GRANT; zero otherwise */
     const uint8_t *page_bytes; /* GRANT: page_count little-endian u32, read by sl_..._page() */
 } sl_transfer_msg_t;

@@ -3,8 +3,8 @@
  *
  *   WRITING   pushed pages become puts once the grant is there; at most PUTS_PER_PEER in flight
  *      |      commit with everything put, abort, or a failure
- *   FLUSHING  every endpoint that was written to is flushed: nothing of ours is under way any more
- *      |
+ *   FLUSHING  every endpoint that was written to is flushed, or its peer has answered all data
+ *      |      messages: nothing of ours is under way any more
  *   SENDING   commit, or release if it was given up, to targets[0]
  *      |
  *   (freed)   SENT, ABORTED or FAILED
@@ -175,7 +175,16 @@ static void check_complete(sl_transfer_t *transfer, sl_attempt_t *attempt)
 
 /* ---- puts ---- */
 
-static void put_finished(sl_target_t *target, ucs_status_t status)
+void sl_put_begun(sl_target_t *target)
+{
+    target->written = true;
+    target->peer->operations++;
+    target->peer->puts++;
+    target->attempt->transfer->writes++;
+    target->attempt->in_flight++;
+}
+
+void sl_put_finished(sl_target_t *target, ucs_status_t status)
 {
     sl_attempt_t *attempt = target->attempt;
     target->peer->operations--;
@@ -192,7 +201,7 @@ static void put_finished(sl_target_t *target, ucs_status_t status)
 
 static void put_callback(void *request, ucs_status_t status, void *user_data)
 {
-    put_finished(user_data, status);
+    sl_put_finished(user_data, status);
     ucp_request_free(request);
 }
 
@@ -233,16 +242,32 @@ static void put(sl_transfer_t *transfer, sl_attempt_t *attempt, const sl_command
         .user_data = target,
         .memh = transfer->memory,
     };
-    target->written = true;
-    target->peer->operations++;
-    target->peer->puts++;
-    transfer->writes++;
-    attempt->in_flight++;
+    sl_put_begun(target);
     void *request =
         ucp_put_nbx(target->peer->endpoint, local, bytes, remote, target->peer->rkey, &param);
     if (!UCS_PTR_IS_PTR(request)) {
-        put_finished(target, UCS_PTR_STATUS(request));
+        sl_put_finished(target, UCS_PTR_STATUS(request));
     }
+}
+
+/* One data message of the page at the cursor; true when that was its last. */
+static bool post_data(sl_transfer_t *transfer, sl_attempt_t *attempt, const sl_command_t *segment,
+                      sl_target_t *target)
+{
+    size_t bytes = (segment->layer_end - segment->layer_begin) * transfer->layer_bytes;
+    size_t offset = segment->layer_begin * transfer->layer_bytes + attempt->cursor_bytes;
+    uint32_t index = segment->first + attempt->cursor_page;
+    sl_data_place_t place = {.index = index, .page = attempt->pages[index], .offset = offset};
+    const uint8_t *local = (const uint8_t *)transfer->params.base +
+                           segment->pages[attempt->cursor_page] * transfer->params.page_bytes +
+                           offset;
+    attempt->cursor_bytes +=
+        sl_data_post(transfer, target, &place, local, bytes - attempt->cursor_bytes);
+    if (attempt->cursor_bytes < bytes) {
+        return false;
+    }
+    attempt->cursor_bytes = 0;
+    return true;
 }
 
 static void pop_segment(sl_attempt_t *attempt)
@@ -254,6 +279,7 @@ static void pop_segment(sl_attempt_t *attempt)
     }
     attempt->cursor_page = 0;
     attempt->cursor_target = 0;
+    attempt->cursor_bytes = 0;
     free(segment);
 }
 
@@ -270,6 +296,21 @@ static bool check_segment(sl_transfer_t *transfer, sl_attempt_t *attempt,
     return false;
 }
 
+/* `pages` more of the oldest segment have been posted to the current target. */
+static void advance(sl_transfer_t *transfer, sl_attempt_t *attempt, uint32_t pages)
+{
+    const sl_command_t *segment = attempt->segments;
+    attempt->cursor_page += pages;
+    if (attempt->cursor_page == segment->count) {
+        attempt->cursor_page = 0;
+        attempt->cursor_target++;
+    }
+    if (attempt->cursor_target == attempt->target_count) {
+        cover(transfer, attempt, segment);
+        pop_segment(attempt);
+    }
+}
+
 /* Posts what the bounds allow; true when something was posted. */
 static bool post_puts(sl_transfer_t *transfer, sl_attempt_t *attempt)
 {
@@ -278,7 +319,7 @@ static bool post_puts(sl_transfer_t *transfer, sl_attempt_t *attempt)
     while (posted < PUTS_PER_TURN && attempt->failed == SL_OK &&
            (segment = attempt->segments) != NULL && check_segment(transfer, attempt, segment)) {
         sl_target_t *target = &attempt->targets[attempt->cursor_target];
-        if (target->peer->puts >= PUTS_PER_PEER) {
+        if (target->peer->puts >= PUTS_PER_PEER || !sl_data_window_open(target->peer)) {
             break;
         }
         if (transfer->params.may_write != NULL &&
@@ -290,18 +331,15 @@ static bool post_puts(sl_transfer_t *transfer, sl_attempt_t *attempt)
             fail_peer(transfer, attempt, target->peer);
             break;
         }
-        uint32_t run = run_length(transfer, attempt, segment);
-        put(transfer, attempt, segment, target, run);
+        uint32_t pages = 1;
+        if (!target->peer->by_message) {
+            pages = run_length(transfer, attempt, segment);
+            put(transfer, attempt, segment, target, pages);
+        } else if (!post_data(transfer, attempt, segment, target)) {
+            pages = 0;
+        }
         posted++;
-        attempt->cursor_page += run;
-        if (attempt->cursor_page == segment->count) {
-            attempt->cursor_page = 0;
-            attempt->cursor_target++;
-        }
-        if (attempt->cursor_target == attempt->target_count) {
-            cover(transfer, attempt, segment);
-            pop_segment(attempt);
-        }
+        advance(transfer, attempt, pages);
     }
     return posted > 0;
 }
@@ -333,8 +371,10 @@ static void begin_flush(sl_attempt_t *attempt, uint64_t now_us)
     attempt->end_by_us = now_us + END_LEASES * atomic_load(&attempt->transfer->lease_us);
     for (uint32_t t = 0; t < attempt->target_count; t++) {
         sl_target_t *target = &attempt->targets[t];
-        if (!target->written || !sl_peer_usable(target->peer)) {
-            continue; /* a broken endpoint's puts end when it is closed */
+        if (!target->written || target->peer->by_message || !sl_peer_usable(target->peer)) {
+            /* Data messages are flushed by their answer, and a broken endpoint's puts end when it is
+             * closed. */
+            continue;
         }
         ucp_request_param_t param = {
             .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
@@ -422,10 +462,19 @@ static void give_up_targets(sl_attempt_t *attempt)
 {
     for (uint32_t t = 0; t < attempt->target_count; t++) {
         sl_peer_t *peer = attempt->targets[t].peer;
-        if (peer != NULL && peer->operations > 0) {
+        if (peer != NULL && (peer->operations > 0 || !sl_data_seen(&attempt->targets[t]))) {
             sl_peer_give_up(peer, "writes do not complete");
         }
     }
+}
+
+static bool flushed(const sl_attempt_t *attempt)
+{
+    bool seen = true;
+    for (uint32_t t = 0; t < attempt->target_count; t++) {
+        seen &= sl_data_seen(&attempt->targets[t]);
+    }
+    return seen && attempt->in_flight == 0;
 }
 
 static bool drive(sl_transfer_t *transfer, sl_attempt_t *attempt, uint64_t now_us)
@@ -434,11 +483,11 @@ static bool drive(sl_transfer_t *transfer, sl_attempt_t *attempt, uint64_t now_u
     if (attempt->phase == SL_ATTEMPT_WRITING) {
         worked = drive_writing(transfer, attempt, now_us);
     }
-    if (attempt->phase != SL_ATTEMPT_WRITING && attempt->in_flight > 0 &&
+    if (attempt->phase != SL_ATTEMPT_WRITING && !flushed(attempt) &&
         now_us >= attempt->end_by_us) {
         give_up_targets(attempt);
     }
-    if (attempt->phase == SL_ATTEMPT_FLUSHING && attempt->in_flight == 0) {
+    if (attempt->phase == SL_ATTEMPT_FLUSHING && flushed(attempt)) {
         check_targets(transfer, attempt);
         send_outcome(transfer, attempt);
         worked = true;

@@ -1,5 +1,6 @@
-/* What the two files of the writing side share: transfer_writer.c (attempts being written) and
- * transfer_grants.c (which grant belongs to which attempt). Transfer thread only. */
+/* What the files of the writing side share: transfer_writer.c (attempts being written),
+ * transfer_grants.c (which grant belongs to which attempt) and transfer_data.c (pages as
+ * messages). Transfer thread only. */
 #ifndef SL_TRANSFER_TRANSFER_WRITER_H
 #define SL_TRANSFER_TRANSFER_WRITER_H
 
@@ -18,6 +19,7 @@ typedef struct {
     struct sl_attempt *attempt;
     sl_peer_t *peer; /* NULL if it was not known at the open */
     bool written;    /* a put has been posted to it */
+    uint64_t last_data; /* the peer's data_sent after the attempt's last data message; 0: none */
 } sl_target_t;
 
 typedef enum { SL_ATTEMPT_WRITING, SL_ATTEMPT_FLUSHING, SL_ATTEMPT_SENDING } sl_attempt_phase_t;
@@ -38,6 +40,7 @@ typedef struct sl_attempt {
 
     sl_command_t *segments, **segments_tail; /* pushes that are not all put yet, oldest first */
     uint32_t cursor_page, cursor_target;     /* within the oldest */
+    size_t cursor_bytes;                     /* within the page: data messages split it */
 
     bool commit_wanted, abort_wanted;
     sl_commit_t commit;
@@ -55,5 +58,19 @@ void sl_attempt_fail_open(sl_transfer_t *transfer, sl_attempt_t *attempt, sl_sta
 /* Copies the grant. */
 void sl_attempt_set_grant(sl_transfer_t *transfer, sl_attempt_t *attempt, sl_early_t *grant);
 void sl_writer_free_attempts(sl_transfer_t *transfer);
+
+/* Accounts of a put or data message. */
+void sl_put_begun(sl_target_t *target);
+void sl_put_finished(sl_target_t *target, ucs_status_t status);
+
+/* ---- transfer_data.c ---- */
+
+bool sl_data_window_open(const sl_peer_t *peer);
+/* Posts as much of the bytes as one message takes; how much that is. `place` says where they go;
+ * the bytes must stay until in_flight says so. */
+size_t sl_data_post(sl_transfer_t *transfer, sl_target_t *target, const sl_data_place_t *place,
+                    const uint8_t *bytes, size_t size);
+/* The target has copied all that the attempt sent it, or never will. */
+bool sl_data_seen(const sl_target_t *target);
 
 #endif

@@ -184,6 +184,24 @@ void sl_ucx_worker_destroy(sl_ucx_worker_t *worker)
     *worker = (sl_ucx_worker_t){0};
 }
 
+bool sl_ucx_endpoint_writes(ucp_ep_h endpoint)
+{
+    /* UCX 1.13 tells of an endpoint's lanes in words only. Where they are not understood, messages
+     * are right everywhere. */
+    char *text = NULL;
+    size_t size;
+    FILE *stream = open_memstream(&text, &size);
+    if (stream == NULL) {
+        return false;
+    }
+    ucp_ep_print_info(endpoint, stream);
+    fclose(stream);
+    bool writes = text != NULL && strstr(text, " rma#") != NULL;
+    sl_log_debug("ucx: %s", text == NULL ? "endpoint" : text);
+    free(text);
+    return writes;
+}
+
 void sl_ucx_worker_sleep(const sl_ucx_worker_t *worker, int extra_fd, int wait_ms)
 {
     /* UCX wakes the descriptor only for what comes after a successful arm. */

@@ -32,6 +32,10 @@ typedef struct {
 SL_MUST_USE sl_status_t sl_ucx_worker_create(ucp_context_h context, sl_ucx_worker_t *worker_p);
 void sl_ucx_worker_destroy(sl_ucx_worker_t *worker);
 
+/* Whether puts of the endpoint are carried out by the transport. If not, UCX emulates them by
+ * messages that the other side must answer. */
+bool sl_ucx_endpoint_writes(ucp_ep_h endpoint);
+
 /* Sleeps until the worker may have something to progress, at most `wait_ms`; returns at once when
  * it has something already. The worker must have been progressed until it had nothing. */
 void sl_ucx_worker_sleep(const sl_ucx_worker_t *worker, int extra_fd, int wait_ms);

@@ -76,13 +76,13 @@ static inline bool pipe_write(int fd, const void *data, size_t bytes)
 }
 
 #if defined(__SANITIZE_THREAD__)
-/* A put that UCX carries out in the reader's transfer thread is ordered before the reader's look at
+/* What is written in the reader's transfer thread is ordered before the reader's look at
  * the page by way of the writer's commit, which may have reached another process; the sanitizer
  * sees only this one. */
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {
-    return "race:ucp_put_handler\n";
+    return "race:ucp_put_handler\nrace:sl_data_on_message\n";
 }
 #endif
 

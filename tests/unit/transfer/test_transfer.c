@@ -77,6 +77,54 @@ static void test_over_tcp_alone(void **state)
     run_processes(2, run_pair_tcp, &grant_first, NULL);
 }
 
+/* As where UCX's transport can write into the reader's memory by itself. */
+static void run_pair_put(process_t *process)
+{
+    setenv("NODE_ALWAYS_PUT", "1", 1);
+    run_pair(process);
+}
+
+static void test_by_puts(void **state)
+{
+    (void)state;
+    bool grant_first = true;
+    run_processes(2, run_pair_put, &grant_first, NULL);
+}
+
+/* Pages, and layers, of more bytes than one message takes. */
+static void run_big_pages(process_t *process)
+{
+    static const uint32_t local[] = {10, 11, 14}, remote[] = {20, 21, 3};
+    node_t node;
+    node_start(process, &node, NODE_LAYERS * 70000u, 0);
+    node_add_peer(&node, 1 - process->rank);
+    if (process->rank == 0) {
+        node_open(&node, 9, 1);
+        node_push_all(&node, 9, local, 2);
+        CHECK_OK(sl_transfer_push(node.transfer, 9, 2, local + 2, 1, 1, NODE_LAYERS));
+        CHECK_OK(sl_transfer_push(node.transfer, 9, 2, local + 2, 1, 0, 1));
+        node_commit(&node, 9, 3);
+        node_expect(&node, SL_TRANSFER_SENT, 9u);
+    } else {
+        node_grant(&node, 9, 1, remote, 3);
+        node_expect(&node, SL_TRANSFER_COMMITTED, 9u);
+        for (uint32_t i = 0; i < 3; i++) {
+            node_check_page(&node, remote[i], local[i], 0, NODE_LAYERS);
+        }
+        node_check_untouched(&node, 2);
+        node_check_untouched(&node, 4);
+        node_check_untouched(&node, 19);
+        node_check_untouched(&node, 22);
+    }
+    node_leave(&node);
+}
+
+static void test_big_pages(void **state)
+{
+    (void)state;
+    run_processes(2, run_big_pages, NULL, NULL);
+}
+
 /* Layers arrive one by one and in pieces, pages of a chunk at a time, some pages twice. */
 static void run_layers(process_t *process)
 {
@@ -470,6 +518,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_grant_before_open),
         cmocka_unit_test(test_grant_after_open),
         cmocka_unit_test(test_over_tcp_alone),
+        cmocka_unit_test(test_by_puts),
+        cmocka_unit_test(test_big_pages),
         cmocka_unit_test(test_layer_ranges),
         cmocka_unit_test(test_pages_move_before_the_commit),
         cmocka_unit_test(test_several_targets),

@@ -491,6 +491,47 @@ static void send_forgeries(forger_t *forger)
     forger_send_msg(forger, &msg);
 }
 
+/* Bytes for pages that are not granted, not to this attempt, or not there at all. */
+static void send_forged_data(forger_t *forger)
+{
+    static const struct {
+        uint64_t attempt, offset;
+        uint32_t generation, index, page;
+        uint64_t layout_hash;
+        bool other_life;
+    } forged[] = {
+        {6, 0, 19, 0, 11, NODE_LAYOUT, false},
+        {6, 0, 20, 0, 11, NODE_LAYOUT, true},
+        {6, 0, 20, 0, 11, NODE_LAYOUT + 1, false},
+        {6, 0, 20, 0, 12, NODE_LAYOUT, false},
+        {6, 0, 20, 1, 11, NODE_LAYOUT, false},
+        {6, 0, 20, UINT32_MAX, NODE_PAGES, NODE_LAYOUT, false},
+        {6, NODE_PAGE_BYTES - 63, 20, 0, 11, NODE_LAYOUT, false},
+        {6, UINT64_MAX - 31, 20, 0, 11, NODE_LAYOUT, false},
+        {60, 0, 20, 0, 11, NODE_LAYOUT, false},
+    };
+    uint8_t bytes[64] = {1, 2, 3};
+    for (size_t i = 0; i < sizeof(forged) / sizeof(forged[0]); i++) {
+        sl_transfer_msg_t msg = {
+            .type = SL_TRANSFER_MSG_DATA,
+            .from = node_id(0),
+            .attempt = forged[i].attempt,
+            .generation = forged[i].generation,
+            .layout_hash = forged[i].layout_hash,
+            .data = {.to_granter = true,
+                     .index = forged[i].index,
+                     .page = forged[i].page,
+                     .offset = forged[i].offset},
+        };
+        msg.from.incarnation -= forged[i].other_life;
+        sl_bytes_t header;
+        CHECK_OK(sl_transfer_msg_encode(&msg, NULL, &header));
+        forger_send(forger, header.data, header.size, bytes, sizeof(bytes),
+                    UCP_AM_SEND_FLAG_EAGER);
+        free(header.data);
+    }
+}
+
 static void run_forged(process_t *process)
 {
     node_t node;
@@ -501,15 +542,22 @@ static void run_forged(process_t *process)
         node_commands_run(&node);
         process_barrier(process); /* the forger may begin */
         process_barrier(process); /* it is done */
+        node_commands_run(&node);
+        node_check_untouched(&node, 11);
+        node_check_untouched(&node, 12);
+        process_barrier(process);
         node_expect(&node, SL_TRANSFER_COMMITTED, 6u);
         node_check_page(&node, page, page, 0, NODE_LAYERS);
+        node_check_untouched(&node, 12);
     } else {
         forger_t forger;
         forger_open(&forger, node.ucx, &node.addresses[1]);
         process_barrier(process);
         send_garbage(&forger);
         send_forgeries(&forger);
+        send_forged_data(&forger);
         forger_close(&forger);
+        process_barrier(process);
         process_barrier(process);
         node_open(&node, 6, 1);
         node_push_all(&node, 6, &page, 1);

@@ -207,7 +207,7 @@ static void test_release_and_bye(void **state)
         assert_int_equal(found.type, type);
         refuse_damage(&bytes, parse_msg, false);
 
-        static const uint8_t bad_types[] = {0, 5, 255};
+        static const uint8_t bad_types[] = {0, 7, 255};
         for (size_t i = 0; i < sizeof(bad_types); i++) {
             bytes.data[8] = bad_types[i];
             assert_int_equal(parse_msg(bytes.data, bytes.size), SL_ERR_INVALID);
@@ -223,6 +223,31 @@ static void test_release_and_bye(void **state)
     }
 }
 
+static void test_data(void **state)
+{
+    (void)state;
+    sl_transfer_msg_t msg = sample_msg(SL_TRANSFER_MSG_DATA), found;
+    msg.data = (sl_data_place_t){
+        .to_granter = true, .index = 3, .page = 0xfffffffeu, .offset = 0x123456789abu};
+    sl_bytes_t bytes;
+    assert_int_equal(sl_transfer_msg_encode(&msg, NULL, &bytes), SL_OK);
+    assert_int_equal(sl_transfer_msg_parse(bytes.data, bytes.size, &found), SL_OK);
+    assert_true(found.data.to_granter && found.data.index == 3);
+    assert_true(found.data.page == 0xfffffffeu && found.data.offset == 0x123456789abu);
+    refuse_damage(&bytes, parse_msg, false);
+    bytes.data[bytes.size - 20] = 2; /* neither to the granter nor not */
+    assert_int_equal(parse_msg(bytes.data, bytes.size), SL_ERR_INVALID);
+    free(bytes.data);
+
+    msg = sample_msg(SL_TRANSFER_MSG_DATA_SEEN);
+    msg.seen = 0xfedcba9876543210u;
+    assert_int_equal(sl_transfer_msg_encode(&msg, NULL, &bytes), SL_OK);
+    assert_int_equal(sl_transfer_msg_parse(bytes.data, bytes.size, &found), SL_OK);
+    assert_true(found.seen == msg.seen);
+    refuse_damage(&bytes, parse_msg, false);
+    free(bytes.data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -232,6 +257,7 @@ int main(void)
         cmocka_unit_test(test_grant),
         cmocka_unit_test(test_commit),
         cmocka_unit_test(test_release_and_bye),
+        cmocka_unit_test(test_data),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,6 +25,7 @@ typedef struct {
     sl_transfer_t *transfer;
     uint8_t *pool;
     size_t page_bytes;
+    bool always_put;
     atomic_bool may_write;
     sl_bytes_t addresses[PROCESSES_MAX];
 } node_t;
@@ -56,6 +57,7 @@ static inline sl_transfer_params_t node_params(node_t *node)
         .may_write = node_may_write,
         .may_write_arg = node,
         .lease_us = NODE_LEASE_US,
+        .always_put = node->always_put,
     };
 }
 
@@ -68,7 +70,9 @@ static inline uint8_t node_byte(uint32_t page, size_t offset)
 static inline void node_start(process_t *process, node_t *node, size_t page_bytes,
                               size_t ring_items)
 {
-    *node = (node_t){.process = process, .page_bytes = page_bytes};
+    *node = (node_t){.process = process,
+                     .page_bytes = page_bytes,
+                     .always_put = getenv("NODE_ALWAYS_PUT") != NULL};
     atomic_store(&node->may_write, true);
     CHECK_OK(sl_ucx_create(&node->ucx));
     node->pool = malloc(NODE_PAGES * page_bytes);
