@@ -1,5 +1,7 @@
 """The client library against a scripted router: numbering, errors, timeouts, many streams."""
 import asyncio
+import contextlib
+import socket
 import threading
 
 import pytest
@@ -167,6 +169,59 @@ def test_cancel_is_sent_and_ends_the_stream():
             next(stream)
 
 
+def broken_stream(canceled):
+    """A script: a gap in the events, then more of them; the cancel's answer, and one more."""
+    def script(router, peer, message):
+        if message["type"] == "generate" and message["tokens"] == [1]:
+            for seq, index in ((0, 0), (2, 2), (3, 3)):
+                router.tokens(peer, message["id"], seq, index, [1])
+        elif message["type"] == "cancel":
+            canceled.append(message["id"])
+            router.tokens(peer, message["id"], 4, 4, [1])
+            router.send(peer, "failed", id=message["id"], seq=5, code="canceled", message="asked")
+        else:
+            echo(router, peer, message)
+    return script
+
+
+def test_a_broken_stream_is_canceled():
+    canceled = []
+    with FakeRouter(broken_stream(canceled)) as router, sluice.Client(router.address) as client:
+        stream = client.generate([1], request_id="broken", timeout_s=10)
+        with stream, pytest.raises(sluice.ProtocolError, match="lost"):
+            stream.result()
+        stream.cancel()  # has ended: no second one
+        assert client.generate([3], timeout_s=10).result().tokens == [3]
+        assert canceled == ["broken"] and client.unattributed == []
+        # The router has ended it by now, so its id is free.
+        assert client.generate([4], request_id="broken", timeout_s=10).result().tokens == [4]
+
+
+def test_a_wrong_failed_needs_no_cancel():
+    def script(router, peer, message):
+        if message["tokens"] == [1]:
+            router.send(peer, "failed", id=message["id"], seq=0, code=7, message="")
+        else:
+            echo(router, peer, message)
+    with FakeRouter(script) as router, sluice.Client(router.address) as client:
+        with pytest.raises(sluice.ProtocolError):
+            client.generate([1], timeout_s=10).result()
+        assert client.generate([3], timeout_s=10).result().tokens == [3]
+        assert [m["type"] for m in router.received] == ["info", "generate", "generate"]
+
+
+def test_leaving_a_refused_duplicate_spares_the_first():
+    with FakeRouter() as router, sluice.Client(router.address) as client:
+        client.generate([1], request_id="same")
+        with client.generate([1], request_id="same") as second:
+            with pytest.raises(sluice.SluiceError):
+                next(second)
+        with client.generate([1], request_id="same"):
+            client.info()  # the refusal has come, unread
+        client.info()
+        assert "cancel" not in [m["type"] for m in router.received]
+
+
 def test_leaving_the_block_early_cancels():
     cancels = threading.Event()
 
@@ -330,3 +385,120 @@ async def test_async_router_that_goes_away():
         await asyncio.get_running_loop().run_in_executor(None, router.close)
         with pytest.raises(sluice.ConnectionLost):
             await stream.result()
+
+
+@contextlib.asynccontextmanager
+async def without_router():
+    """(client, port) of a client whose router has just gone away, and may come back."""
+    router = FakeRouter()
+    async with sluice.AsyncClient(router.address) as client:
+        stream = await client.generate([0])
+        await asyncio.to_thread(router.close)
+        with pytest.raises(sluice.ConnectionLost):
+            await stream.result()
+        yield client, router.port
+
+
+async def prompts_seen_on_return(client, port):
+    """What a new router gets, up to a prompt of [3] that it answers."""
+    with FakeRouter(echo, port=port) as router:
+        stream = await client.generate([3], timeout_s=20)
+        assert (await stream.result()).tokens == [3]
+        assert client.unattributed == []
+        return [m.get("tokens", m["type"]) for m in router.received]
+
+
+@pytest.mark.asyncio
+async def test_async_without_a_router_times_out_and_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(sluice.aio, "SEND_TIMEOUT_S", 0.1)
+    async with without_router() as (client, port):
+        for options in ({"timeout_s": 0.05}, {}):
+            with pytest.raises(sluice.RequestTimeout, match="nothing could be sent"):
+                await client.generate([1], **options)
+        with pytest.raises(sluice.RequestTimeout):
+            await client.send_raw(b"x")
+        with pytest.raises(sluice.RequestTimeout):
+            await client.info(timeout_s=0.05)
+        assert client._mux.open_count == 0
+        assert await prompts_seen_on_return(client, port) == [[3]]
+
+
+@pytest.mark.asyncio
+async def test_async_question_after_one_that_was_never_sent():
+    async with without_router() as (client, port):
+        with pytest.raises(sluice.RequestTimeout):
+            await client.info(timeout_s=0.05)
+        with FakeRouter(port=port):
+            assert (await client.info(timeout_s=20)).vocab_size == 256
+
+
+@pytest.mark.asyncio
+async def test_async_canceled_while_waiting_for_a_link():
+    async with without_router() as (client, port):
+        task = asyncio.create_task(client.generate([1], timeout_s=20))
+        await asyncio.sleep(0)  # it runs up to its wait
+        assert client._mux.open_count == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert client._mux.open_count == 0
+        assert await prompts_seen_on_return(client, port) == [[3]]
+
+
+@pytest.mark.asyncio
+async def test_async_disconnect_takes_unsent_frames_back():
+    """A link that breaks before it was usable: what waited for it must not go out on the next."""
+    async with without_router() as (client, port):
+        waiting = asyncio.create_task(client.generate([1], timeout_s=20))
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            listener.settimeout(20)
+            link, _ = await asyncio.to_thread(listener.accept)
+            link.close()
+            with pytest.raises(sluice.ConnectionLost):
+                await waiting
+        assert await prompts_seen_on_return(client, port) == [[3]]
+
+
+@pytest.mark.asyncio
+async def test_async_close_ends_a_waiting_send():
+    async with without_router() as (client, _):
+        waiting = asyncio.create_task(client.generate([1], timeout_s=20))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(sluice.ConnectionLost):
+            await waiting
+        with pytest.raises(sluice.ConnectionLost):
+            await client.generate([1])
+
+
+@pytest.mark.asyncio
+async def test_async_broken_stream_is_canceled():
+    canceled = []
+    with FakeRouter(broken_stream(canceled)) as router:
+        async with sluice.AsyncClient(router.address) as client:
+            async with await client.generate([1], request_id="broken", timeout_s=10) as stream:
+                with pytest.raises(sluice.ProtocolError, match="lost"):
+                    await stream.result()
+            assert (await (await client.generate([3], timeout_s=10)).result()).tokens == [3]
+            assert canceled == ["broken"] and client.unattributed == []
+
+
+@pytest.mark.asyncio
+async def test_async_reading_lets_others_run_between_batches(monkeypatch):
+    """All frames are there before the first is read; the consumer is not kept to the end."""
+    batch, count = 8, 400
+    monkeypatch.setattr(sluice.aio, "DRAIN_FRAMES", batch)
+    sent = threading.Event()
+
+    def script(router, peer, message):
+        for i in range(count):
+            router.tokens(peer, message["id"], i, i, [i % 256], "length" if i == count - 1 else "")
+        sent.set()
+    with FakeRouter(script) as router:
+        async with sluice.AsyncClient(router.address) as client:
+            stream = await client.generate([1], timeout_s=20)
+            assert sent.wait(20)  # the loop stands still meanwhile
+            behind = []
+            async for _ in stream:
+                behind.append(stream._events.qsize())
+            assert len(behind) == count and max(behind) < count / 4

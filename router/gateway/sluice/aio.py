@@ -1,6 +1,6 @@
 """The asyncio client: the same calls as client.Client, as coroutines of one event loop."""
 import asyncio
-import collections
+import sys
 import time
 
 import zmq
@@ -10,54 +10,32 @@ from . import mux, protocol
 from .connection import is_disconnect, open_dealer
 from .errors import ConnectionLost, ConnectTimeout, RequestTimeout, SluiceError
 
+DRAIN_FRAMES = 256     # frames read at most before others of the loop get their turn
+SEND_TIMEOUT_S = 10.0  # what waiting for a link takes at most where the caller sets no time
 
-class AsyncStream:
+
+class AsyncStream(mux.StreamBase):
     """Events of one request, in order; `async for` once. Leaving `async with` early cancels it."""
 
     def __init__(self, client, request, timeout_s):
-        self._client = client
-        self._request = request
-        self._events = asyncio.Queue()
-        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._done = False
-        self._error = None
-
-    @property
-    def id(self):
-        return self._request.id
-
-    @property
-    def timings(self):
-        return self._request.timings
-
-    @property
-    def finish_reason(self):
-        return self._request.finish_reason
+        super().__init__(client, request, asyncio.Queue(), timeout_s)
 
     def __aiter__(self):
         return self
 
     async def __anext__(self):
-        if self._error is not None:
-            raise self._error
-        if self._done:
+        if self._ended:
             raise StopAsyncIteration
-        event = await self._next_event()
-        if isinstance(event, SluiceError):
-            self._error = event
-            raise event
-        self._done = getattr(event, "finish_reason", None) is not None
-        return event
+        return self._take(await self._next_event())
 
     async def _next_event(self):
         if self._deadline_s is None or not self._events.empty():
             return await self._events.get()
         try:
-            left_s = max(0.0, self._deadline_s - time.monotonic())
-            return await asyncio.wait_for(self._events.get(), left_s)
+            return await asyncio.wait_for(self._events.get(), self._left_s())
         except asyncio.TimeoutError:
             await self.cancel()
-            return RequestTimeout(f"request {self.id}: not finished in time, canceled")
+            return self._timed_out()
 
     async def result(self):
         """Reads the rest of the stream; returns the whole result or raises what ended it."""
@@ -66,13 +44,15 @@ class AsyncStream:
         return self._request.result()
 
     async def cancel(self):
-        await self._client.cancel(self.id)
+        """As client.Stream.cancel. Does not wait."""
+        if not self._request.closed:
+            await self._client.cancel(self.id)
 
     async def __aenter__(self):
         return self
 
     async def __aexit__(self, *_):
-        if not self._done and self._error is None:
+        if self._left_early:
             await self.cancel()
 
 
@@ -83,7 +63,8 @@ class AsyncClient:
         self.address = address
         self._connect_timeout_s = connect_timeout_s
         self._ids = mux.IdSource()
-        self._mux = mux.Mux()
+        self._mux = mux.Mux(self._start_cancel)
+        self._unsent = set()  # futures of frames that wait for the link
         self._context = None
         self._tasks = []
 
@@ -95,6 +76,7 @@ class AsyncClient:
             self._context.term()
             self._context = None
             raise ValueError(f"router address {self.address!r}: {error}") from error
+        self._plain = zmq.Socket.shadow(self._socket.underlying)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch_link())]
         try:
             await self.info(self._connect_timeout_s)
@@ -112,16 +94,28 @@ class AsyncClient:
         return list(self._mux.unattributed)
 
     async def generate(self, tokens, sampling=None, *, request_id=None, timeout_s=None, **options):
-        """Starts a request and returns its AsyncStream."""
+        """Starts a request and returns its AsyncStream. Waits for a link where there is none, for
+        `timeout_s` or else SEND_TIMEOUT_S at most. Where it raises, the request does not run."""
         sampling = mux.sampling_of(sampling, options)
         request = mux.new_request(self._ids, sampling, request_id)
+        frame = protocol.generate_frame(request.id, tokens, sampling)
         stream = AsyncStream(self, request, timeout_s)
         self._mux.open(request, stream._events.put_nowait)
-        await self._send(protocol.generate_frame(request.id, tokens, sampling))
+        try:
+            sent = self._start_send(frame)
+            await self._settle(sent, SEND_TIMEOUT_S if timeout_s is None else timeout_s)
+        except asyncio.CancelledError:
+            never_sent = sent.cancelled() or request.closed
+            (self._mux.forget if never_sent else self._mux.give_up)(request.id)
+            raise
+        except BaseException:
+            self._mux.forget(request.id)
+            raise
         return stream
 
     async def cancel(self, request_id):
-        await self._send(protocol.encode("cancel", id=request_id))
+        """Does not wait: where there is no link, the cancel goes out once there is one."""
+        self._start_cancel(request_id)
 
     async def status(self, timeout_s=10.0):
         return await self._ask("status", timeout_s)
@@ -130,7 +124,7 @@ class AsyncClient:
         return await self._ask("info", timeout_s)
 
     async def send_raw(self, frame):
-        await self._send(frame)
+        await self._settle(self._start_send(frame), SEND_TIMEOUT_S)
 
     async def close(self):
         if self._context is None:
@@ -138,6 +132,7 @@ class AsyncClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._take_back_unsent()
         self._mux.fail_all(ConnectionLost(f"the client of {self.address} was closed"))
         self._socket.disable_monitor()
         self._monitor.close(0)
@@ -151,10 +146,37 @@ class AsyncClient:
     async def __aexit__(self, *_):
         await self.close()
 
-    async def _send(self, frame):
+    def _start_send(self, frame):
+        """A future that is done once the frame is on its way: at once where the link is up and has
+        room. Canceling it takes the frame back, which a disconnect does too."""
         if self._context is None:
             raise ConnectionLost(f"the client of {self.address} is not connected")
-        await self._socket.send(frame)
+        sent = self._socket.send(frame)
+        if not sent.done():
+            self._unsent.add(sent)
+            sent.add_done_callback(self._unsent.discard)
+        return sent
+
+    def _start_cancel(self, request_id):
+        self._start_send(protocol.cancel_frame(request_id))
+
+    async def _settle(self, sent, timeout_s):
+        """Waits for a frame to be on its way. One that is not in time never will be."""
+        late = False
+        if not sent.done():
+            try:
+                await asyncio.wait([sent], timeout=timeout_s)
+            finally:
+                late = sent.cancel()
+        if late:
+            raise RequestTimeout(f"nothing could be sent to {self.address} within {timeout_s} s")
+        if sent.cancelled():
+            raise ConnectionLost(f"connection to {self.address} was lost, nothing was sent")
+        sent.result()
+
+    def _take_back_unsent(self):
+        for sent in list(self._unsent):
+            sent.cancel()
 
     async def _ask(self, kind, timeout_s):
         answer = asyncio.get_running_loop().create_future()
@@ -162,38 +184,41 @@ class AsyncClient:
         def deliver(value):
             if not answer.done():
                 answer.set_result(value)
+        sent = self._start_send(protocol.encode(kind))
         self._mux.ask(kind + "_reply", deliver)
-
-        async def send_and_wait():
-            await self._send(protocol.encode(kind))
-            return await answer
         try:
-            value = await asyncio.wait_for(send_and_wait(), timeout_s)
-        except asyncio.TimeoutError:
-            raise RequestTimeout(f"no {kind} from {self.address} within {timeout_s} s") from None
+            await asyncio.wait([answer], timeout=timeout_s)
+        finally:
+            if sent.cancel():
+                self._mux.unask(kind + "_reply", deliver)
+        if not answer.done():
+            raise RequestTimeout(f"no {kind} from {self.address} within {timeout_s} s")
+        value = answer.result()
         if isinstance(value, SluiceError):
             raise value
         return value
 
     async def _read(self):
+        """Takes what has arrived by batches: waking costs more than a frame does."""
         while True:
             frames = await self._socket.recv_multipart()
             self._mux.receive(b"".join(frames), time.monotonic())
+            self._drain(DRAIN_FRAMES)
+            # Awaiting a frame that is there already does not yield.
+            await asyncio.sleep(0)
 
-    def _drain_now(self):
+    def _drain(self, frames_max=sys.maxsize):
         """Reads what has already arrived, past the asyncio wrapper."""
-        plain = zmq.Socket.shadow(self._socket.underlying)
-        frames = collections.deque()
-        while True:
+        for _ in range(frames_max):
             try:
-                frames.append(plain.recv_multipart(zmq.NOBLOCK))
+                frames = self._plain.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                break
-        for parts in frames:
-            self._mux.receive(b"".join(parts), time.monotonic())
+                return
+            self._mux.receive(b"".join(frames), time.monotonic())
 
     async def _watch_link(self):
         while True:
             if is_disconnect(await self._monitor.recv_multipart()):
-                self._drain_now()
+                self._drain()  # what arrived before the link broke still counts
+                self._take_back_unsent()
                 self._mux.fail_all(ConnectionLost(f"connection to {self.address} was lost"))

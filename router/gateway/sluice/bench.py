@@ -25,17 +25,13 @@ import random
 import sys
 import time
 
-import zmq
-
-from .aio import AsyncClient
+from .aio import DRAIN_FRAMES, AsyncClient as BenchClient
 from .errors import ConnectionLost, SluiceError
 from .protocol import SamplingParams
 
 BACKEND, DATASET = "sluice", "random-ids"
 WIDTH = 50
-DRAIN_FRAMES = 256        # frames read at most before waiting requests get their turn
 BUSY_FRACTION = 0.8       # of a core, from which on the client warns of itself
-CANCEL_S = 1.0            # what telling the router of an interrupt may take
 ERRORS_SHOWN = 5
 PLOT_BINS, PLOT_SLICES = 60, 100
 
@@ -153,24 +149,6 @@ class Outcome:
 
 # ---- running ----
 
-class BenchClient(AsyncClient):
-    """Takes all frames that have arrived at one waking of the loop, which costs more than they."""
-
-    async def _read(self):
-        plain = zmq.Socket.shadow(self._socket.underlying)
-        while True:
-            frames = await self._socket.recv_multipart()
-            self._mux.receive(b"".join(frames), time.monotonic())
-            for _ in range(DRAIN_FRAMES):
-                try:
-                    frames = plain.recv_multipart(zmq.NOBLOCK)
-                except zmq.Again:
-                    break
-                self._mux.receive(b"".join(frames), time.monotonic())
-            # Awaiting a frame that is there already does not yield.
-            await asyncio.sleep(0)
-
-
 class Runner:
     """Sends prompts at their times, no more than `max_concurrency` at once. One run."""
 
@@ -239,13 +217,8 @@ class Runner:
                     task.cancel()
 
     async def _cancel_open(self):
-        async def tell():
-            for request_id in self._open:
-                await self._client.cancel(request_id)
-        try:
-            await asyncio.wait_for(tell(), CANCEL_S)
-        except (asyncio.TimeoutError, SluiceError):
-            pass  # no link: the router has seen it go, and cancels by itself
+        for request_id in self._open:
+            await self._client.cancel(request_id)
 
 
 def check_lengths(args, info):

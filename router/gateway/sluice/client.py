@@ -16,52 +16,28 @@ from .connection import is_disconnect, open_dealer
 from .errors import ConnectionLost, ConnectTimeout, RequestTimeout, SluiceError
 
 
-class Stream:
+class Stream(mux.StreamBase):
     """Events of one request, in order; iterate once. Leaving a `with` block early cancels it."""
 
     def __init__(self, client, request, timeout_s):
-        self._client = client
-        self._request = request
-        self._events = queue.SimpleQueue()
-        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._done = False
-        self._error = None
-
-    @property
-    def id(self):
-        return self._request.id
-
-    @property
-    def timings(self):
-        return self._request.timings
-
-    @property
-    def finish_reason(self):
-        return self._request.finish_reason
+        super().__init__(client, request, queue.SimpleQueue(), timeout_s)
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        if self._error is not None:
-            raise self._error
-        if self._done:
+        if self._ended:
             raise StopIteration
-        event = self._next_event()
-        if isinstance(event, SluiceError):
-            self._error = event
-            raise event
-        self._done = getattr(event, "finish_reason", None) is not None
-        return event
+        return self._take(self._next_event())
 
     def _next_event(self):
         if self._deadline_s is None:
             return self._events.get()
         try:
-            return self._events.get(timeout=max(0.0, self._deadline_s - time.monotonic()))
+            return self._events.get(timeout=self._left_s())
         except queue.Empty:
             self.cancel()
-            return RequestTimeout(f"request {self.id}: not finished in time, canceled")
+            return self._timed_out()
 
     def result(self):
         """Reads the rest of the stream; returns the whole result or raises what ended it."""
@@ -71,14 +47,15 @@ class Stream:
 
     def cancel(self):
         """Asks the router to give the request up. The stream then ends with code "canceled",
-        unless its last token was already on the way."""
-        self._client.cancel(self.id)
+        unless its last token was already on the way. Nothing is sent where it has ended."""
+        if not self._request.closed:
+            self._client.cancel(self.id)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        if not self._done and self._error is None:
+        if self._left_early:
             self.cancel()
 
 
@@ -91,7 +68,8 @@ class Client:
     def __init__(self, address, connect_timeout_s=10.0):
         self.address = address
         self._ids = mux.IdSource()
-        self._mux = mux.Mux()
+        self._unsent = collections.deque()  # frames, of the I/O thread
+        self._mux = mux.Mux(lambda name: self._unsent.append(protocol.cancel_frame(name)))
         self._commands = collections.deque()
         self._context = zmq.Context()
         self._closing = False  # no more commands; the I/O thread ends or has ended
@@ -137,6 +115,7 @@ class Client:
             try:
                 self._mux.open(request, stream._events.put)
             except ValueError as error:
+                request.closed = True  # a cancel would hit the other one
                 stream._events.put(SluiceError(str(error)))
                 return None
             return frame
@@ -144,7 +123,7 @@ class Client:
         return stream
 
     def cancel(self, request_id):
-        self._submit(lambda: protocol.encode("cancel", id=request_id))
+        self._submit(lambda: protocol.cancel_frame(request_id))
 
     def status(self, timeout_s=10.0):
         return self._ask("status", timeout_s)
@@ -207,51 +186,51 @@ class Client:
     # ---- I/O thread ----
 
     def _run(self):
-        unsent, why = collections.deque(), "was closed"
+        why = "was closed"
         try:
-            self._loop(unsent)
+            self._loop()
         except Exception as error:  # a mistake of ours: whoever waits must still be told
             why = f"failed: {error!r}"
         with self._bell_lock:
             self._closing = True
-        self._take_commands(unsent)  # none can follow: _submit() looks at _closing
-        self._flush(unsent)
+        self._take_commands()  # none can follow: _submit() looks at _closing
+        self._flush()
         self._mux.fail_all(ConnectionLost(f"the client of {self.address} {why}"))
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
         self._bell_in.close(0)
 
-    def _loop(self, unsent):
+    def _loop(self):
         poller = zmq.Poller()
         for socket in (self._socket, self._bell_in, self._monitor):
             poller.register(socket, zmq.POLLIN)
         while not self._closing:
-            poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if unsent else 0))
+            poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0))
             ready = dict(poller.poll())
+            if self._monitor in ready:  # first: what it takes back must not be flushed
+                self._watch_link()
             if self._bell_in in ready:
-                self._take_commands(unsent)
-            self._flush(unsent)
+                self._take_commands()
+            self._flush()
             if ready.get(self._socket, 0) & zmq.POLLIN:
                 self._drain()
-            if self._monitor in ready:
-                self._watch_link(unsent)
 
-    def _take_commands(self, unsent):
+    def _take_commands(self):
         while self._bell_in.poll(0):
             self._bell_in.recv()
         while self._commands:
             frame = self._commands.popleft()()
             if frame is not None:
-                unsent.append(frame)
+                self._unsent.append(frame)
 
-    def _flush(self, unsent):
-        while unsent:
+    def _flush(self):
+        while self._unsent:
             try:
-                self._socket.send(unsent[0], zmq.NOBLOCK)
+                self._socket.send(self._unsent[0], zmq.NOBLOCK)
             except zmq.Again:
                 return
-            unsent.popleft()
+            self._unsent.popleft()
 
     def _drain(self):
         while True:
@@ -261,8 +240,8 @@ class Client:
                 return
             self._mux.receive(b"".join(frames), time.monotonic())
 
-    def _watch_link(self, unsent):
+    def _watch_link(self):
         if is_disconnect(self._monitor.recv_multipart()):
             self._drain()  # what arrived before the link broke still counts
-            unsent.clear()
+            self._unsent.clear()
             self._mux.fail_all(ConnectionLost(f"connection to {self.address} was lost"))

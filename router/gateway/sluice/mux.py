@@ -7,9 +7,10 @@ Waiters are told through callables, so that threads and asyncio can each bring t
 import collections
 import os
 import threading
+import time
 
 from . import protocol
-from .errors import ProtocolError, RequestError, SluiceError
+from .errors import ProtocolError, RequestError, RequestTimeout, SluiceError
 from .request import Request
 
 UNATTRIBUTED_MAX = 64
@@ -29,21 +30,89 @@ class IdSource:
             return f"{self._prefix}-{self._count}"
 
 
+class StreamBase:
+    """What both clients' streams know. `events` is the queue that the request is delivered to."""
+
+    def __init__(self, client, request, events, timeout_s):
+        self._client = client
+        self._request = request
+        self._events = events
+        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._done = False
+        self._error = None
+
+    @property
+    def id(self):
+        return self._request.id
+
+    @property
+    def timings(self):
+        return self._request.timings
+
+    @property
+    def finish_reason(self):
+        return self._request.finish_reason
+
+    @property
+    def _ended(self):
+        """Nothing more will come. Raises again what ended the stream, if it was an error."""
+        if self._error is not None:
+            raise self._error
+        return self._done
+
+    @property
+    def _left_early(self):
+        return not self._done and self._error is None
+
+    def _left_s(self):
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    def _take(self, event):
+        """The event that came next, raised if it is an error."""
+        if isinstance(event, SluiceError):
+            self._error = event
+            raise event
+        self._done = getattr(event, "finish_reason", None) is not None
+        return event
+
+    def _timed_out(self):
+        return RequestTimeout(f"request {self.id}: not finished in time, canceled")
+
+
 class Mux:
-    def __init__(self):
+    """`send_cancel(request_id)` must not block; it is called by whoever calls into the mux."""
+
+    def __init__(self, send_cancel):
+        self._send_cancel = send_cancel
         self._open = {}  # request id -> (Request, deliver)
+        self._given_up = set()  # ids that nobody waits for, until the router has ended them
         self._questions = {"status_reply": collections.deque(), "info_reply": collections.deque()}
         # What the router sent that belongs to no open request; errors, newest last.
         self.unattributed = collections.deque(maxlen=UNATTRIBUTED_MAX)
 
     def open(self, request, deliver):
-        if request.id in self._open:
+        if request.id in self._open or request.id in self._given_up:
             raise ValueError(f"request id {request.id!r} is in use on this connection")
         self._open[request.id] = (request, deliver)
 
     def ask(self, reply_type, deliver):
         """Replies of one type come in the order of their questions."""
         self._questions[reply_type].append(deliver)
+
+    def unask(self, reply_type, deliver):
+        """Takes a question back that was never sent: no reply will come for it."""
+        if deliver in self._questions[reply_type]:
+            self._questions[reply_type].remove(deliver)
+
+    def forget(self, request_id):
+        """Of a request that was never sent."""
+        self._open.pop(request_id, None)
+
+    def give_up(self, request_id):
+        """Has the router end a request that nobody waits for, and ignores what still comes."""
+        self._open.pop(request_id, None)
+        self._given_up.add(request_id)
+        self._send_cancel(request_id)
 
     @property
     def open_count(self):
@@ -74,6 +143,10 @@ class Mux:
 
     def _event(self, message, received_s):
         request_id = protocol.field(message, "id", str)
+        if request_id in self._given_up:
+            if message["type"] == "failed":  # the answer to a cancel, whatever crossed it
+                self._given_up.discard(request_id)
+            return
         if request_id not in self._open:
             if message["type"] == "failed":
                 raise RequestError(protocol.field(message, "code", str),
@@ -87,15 +160,21 @@ class Mux:
             event = error
         if request.closed:
             del self._open[request_id]
+        if isinstance(event, ProtocolError) and message["type"] != "failed":
+            self.give_up(request_id)  # or it would run on at the router
         deliver(event)
 
     def fail_all(self, error):
         """Tells every waiter; nothing is open afterwards."""
-        waiting = [deliver for _, deliver in self._open.values()]
+        waiting = []
+        for request, deliver in self._open.values():
+            request.closed = True
+            waiting.append(deliver)
         for questions in self._questions.values():
             waiting += questions
             questions.clear()
         self._open.clear()
+        self._given_up.clear()
         for deliver in waiting:
             deliver(error)
 

@@ -103,6 +103,10 @@ def generate_frame(request_id, tokens, sampling):
     return encode("generate", id=request_id, tokens=[int(t) for t in tokens], **sampling.to_wire())
 
 
+def cancel_frame(request_id):
+    return encode("cancel", id=request_id)
+
+
 def decode(frame):
     """A frame from the router as a dict with a known version and a "type"."""
     if len(frame) > FRAME_BYTES_MAX:
