@@ -3,7 +3,8 @@
  *
  * ZeroMQ's ROUTER drops silently by default; this endpoint does not: ROUTER_MANDATORY is set, every
  * send is DONTWAIT, and what a slow peer cannot take yet waits in a bounded queue of that peer.
- * A peer over its bound, or gone, is reported to the caller, who decides what that means. ZeroMQ
+ * A peer over its bound, or gone, is reported to the caller, who decides what that means. One that
+ * reads nothing for however long is slow, and not gone, while its host answers. ZeroMQ
  * lets go of a lost connection only while its input is read, so keep calling sl_server_receive().
  */
 #ifndef SL_NET_SERVER_H

@@ -3,6 +3,12 @@
  *
  * Sending copies: memory that ZeroMQ's I/O thread would free for us is not worth its trouble at
  * some hundred bytes a message, and a frame that could not be sent stays with its owner.
+ *
+ * Broken connections are found by TCP and not by ZeroMQ's own heartbeats. Those do not go with
+ * bounded queues: while a connection's queue is full ZeroMQ reads nothing from it, neither pings
+ * nor the answers to its own, so that whoever is slow for a while is taken for dead. Worse, when
+ * such a connection then ends, the next ping asserts that it has not and ends our process (libzmq
+ * 4.3: "Assertion failed: !_io_error", or "_input_stopped" after a missed answer).
  */
 #include "common/net/socket.h"
 
@@ -10,8 +16,8 @@
 
 #define LINGER_MS 1000
 #define QUEUE_MESSAGES 256 /* per connection and direction, inside ZeroMQ */
-#define HEARTBEAT_MS 2000
-#define HEARTBEAT_TIMEOUT_MS 10000
+#define PROBE_S 2          /* between the kernel's probes of a quiet connection */
+#define PROBES_LOST 5      /* then the connection is given up */
 #define HANDSHAKE_MS 10000
 
 sl_status_t sl_socket_set(void *socket, const char *name, int option, int value)
@@ -38,14 +44,20 @@ static sl_status_t set_message_size(void *socket, const char *name, const sl_wir
 sl_status_t sl_socket_open(void *context, int type, const char *name,
                            const sl_wire_limits_t *limits, void **socket_p)
 {
-    static const struct {
+    const struct {
         int option, value;
     } options[] = {
         {ZMQ_LINGER, LINGER_MS},
         {ZMQ_SNDHWM, QUEUE_MESSAGES},
         {ZMQ_RCVHWM, QUEUE_MESSAGES},
-        {ZMQ_HEARTBEAT_IVL, HEARTBEAT_MS},
-        {ZMQ_HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS},
+        {ZMQ_TCP_KEEPALIVE, 1},
+        {ZMQ_TCP_KEEPALIVE_IDLE, PROBE_S},
+        {ZMQ_TCP_KEEPALIVE_INTVL, PROBE_S},
+        {ZMQ_TCP_KEEPALIVE_CNT, PROBES_LOST},
+        /* Bounds how long sent bytes stay unacknowledged; 0: the system's quarter of an hour. It
+         * also ends a connection whose peer takes nothing, which a router never does for long, but
+         * a slow peer of the router may. */
+        {ZMQ_TCP_MAXRT, type == ZMQ_DEALER ? 1000 * PROBE_S * PROBES_LOST : 0},
         {ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS},
     };
     void *socket = zmq_socket(context, type);

@@ -10,8 +10,9 @@
 #include "common/base/status.h"
 #include "common/wire/messages.h"
 
-/* A socket with bounded queues, linger and message size, and with ZeroMQ's own heartbeats, which
- * find broken connections (they say nothing of the engine behind). `name` is for error texts. */
+/* A socket with bounded queues, linger and message size, whose connections the kernel probes, so
+ * that a host that is gone is noticed (which says nothing of the engine behind). `type` is
+ * ZMQ_ROUTER or ZMQ_DEALER. `name` is for error texts. */
 SL_MUST_USE sl_status_t sl_socket_open(void *context, int type, const char *name,
                                        const sl_wire_limits_t *limits, void **socket_p);
 

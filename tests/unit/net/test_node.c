@@ -223,6 +223,7 @@ static void fail_gone(void *arg, const sl_peer_key_t *peer)
 }
 
 #define MANY 5000
+#define BUSY_US 3000000u /* an engine's pause; longer than the time between usual heartbeats */
 
 /* Small rings, both directions at once, more messages than fit anywhere: all arrive in order. */
 static void test_many_messages_through_small_rings(void **state)
@@ -411,6 +412,46 @@ static void test_router_restarts(void **state)
 }
 
 /* What a rank may not get is dropped and counted; the rest goes on. */
+/* The router ends while the engine is busy and everything before it is full. ZeroMQ reads on only
+ * when the engine takes again, and a heartbeat of its own in between would have ended the process.
+ */
+static void test_router_restarts_while_all_is_full(void **state)
+{
+    (void)state;
+    sl_server_t *server = server_at("tcp://127.0.0.1:*", 0);
+    char address[128];
+    snprintf(address, sizeof(address), "%s", sl_server_address(server));
+    sl_node_params_t params = node_params(server);
+    params.ring_items = 4;
+    sl_node_t *node;
+    assert_int_equal(sl_node_create(&params, &node), SL_OK);
+    sl_peer_key_t key = welcome(server, 60000);
+    for (uint64_t i = 0; i < MANY; i++) {
+        answer(server, &key, (sl_message_t){.type = SL_MSG_CANCEL_ATTEMPT, .attempt = {i}});
+    }
+    uint64_t busy_until_us = sl_now_us() + BUSY_US;
+    UNTIL(sl_node_stats(node).received > params.ring_items, serve(server));
+    sl_server_destroy(server);
+    server = server_at(address, 0);
+    UNTIL(sl_now_us() > busy_until_us, serve(server));
+
+    uint64_t taken = 0;
+    received_t hello = {.status = SL_ERR_AGAIN};
+    UNTIL(hello.status == SL_OK, {
+        for (sl_message_t *got; (got = sl_node_take(node)) != NULL; taken++) {
+            assert_int_equal(got->attempt.attempt, taken);
+            sl_node_message_free(got);
+        }
+        server_wait(server);
+        hello.status = sl_server_receive(server, &hello.sender, hello.bad_id, &hello.message);
+    });
+    assert_int_equal(hello.message.type, SL_MSG_HELLO);
+    sl_message_destroy(&hello.message);
+    assert_true(taken > params.ring_items);
+    sl_node_destroy(node);
+    sl_server_destroy(server);
+}
+
 static void test_messages_of_the_wrong_kind(void **state)
 {
     (void)state;
@@ -444,6 +485,7 @@ int main(void)
         cmocka_unit_test(test_stopped_while_the_ring_is_full),
         cmocka_unit_test(test_router_stops_acknowledging),
         cmocka_unit_test(test_router_restarts),
+        cmocka_unit_test(test_router_restarts_while_all_is_full),
         cmocka_unit_test(test_messages_of_the_wrong_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
