@@ -199,7 +199,7 @@ def test_a_broken_stream_is_canceled():
 
 def test_a_wrong_failed_needs_no_cancel():
     def script(router, peer, message):
-        if message["tokens"] == [1]:
+        if message.get("tokens") == [1]:
             router.send(peer, "failed", id=message["id"], seq=0, code=7, message="")
         else:
             echo(router, peer, message)
