@@ -15,7 +15,7 @@ import pytest
 import build
 import fake_router
 import goldens
-from sluice import bench, cli
+from sluice import AsyncClient, aio, bench, cli
 
 MAX_MODEL_LEN = fake_router.INFO["max_model_len"]
 SGLANG_KEYS = [
@@ -84,7 +84,7 @@ def command(router, *flags):
 async def run_prompts(router, count, *, output_len=2, max_concurrency=None, offsets=None):
     """(runner, outcomes) of prompts of four tokens."""
     prompts = [bench.Prompt([1, 2, 3, 4], output_len)] * count
-    async with bench.BenchClient(router.address) as client:
+    async with AsyncClient(router.address) as client:
         runner = bench.Runner(client, max_concurrency)
         return runner, await runner.run(prompts, offsets or [0.0] * count)
 
@@ -166,7 +166,7 @@ async def test_concurrency_is_reached_and_never_exceeded(limit, peak):
 
 @pytest.mark.asyncio
 async def test_bursts_longer_than_one_reading():
-    count = 3 * bench.DRAIN_FRAMES
+    count = 3 * aio.DRAIN_FRAMES
     with fake_router.FakeRouter(answer) as router:
         _, (outcome,) = await run_prompts(router, 1, output_len=count)
     assert outcome.error == "" and outcome.counts == [1] * count

@@ -25,7 +25,7 @@ import random
 import sys
 import time
 
-from .aio import DRAIN_FRAMES, AsyncClient as BenchClient
+from .aio import AsyncClient
 from .errors import ConnectionLost, SluiceError
 from .protocol import SamplingParams
 
@@ -246,7 +246,7 @@ async def warm_up(client, args, info):
 
 async def measure(args):
     """(info, runner after its run, outcomes)"""
-    async with BenchClient(args.router, args.connect_timeout) as client:
+    async with AsyncClient(args.router, args.connect_timeout) as client:
         info = await client.info()
         check_lengths(args, info)
         # Separate generators: the same prompts at every rate.

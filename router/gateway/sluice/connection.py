@@ -22,6 +22,9 @@ def open_dealer(context, address):
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         # Frames go to a link that is up, or wait with the client, who can take them back.
         socket.setsockopt(zmq.IMMEDIATE, 1)
+        # ZeroMQ reads nothing, pongs included, while the receive queue is full, and takes the
+        # router for dead then: never full. What waits is bounded by what the client has asked for.
+        socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
