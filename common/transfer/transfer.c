@@ -162,8 +162,7 @@ sl_status_t sl_transfer_create(const sl_transfer_params_t *params, sl_transfer_t
         return sl_error(SL_ERR_NO_MEMORY, "transfer: %zu bytes", sizeof(*transfer));
     }
     transfer->params = *params;
-    atomic_init(&transfer->lease_us,
-                params->lease_us == 0 ? LEASE_DEFAULT_US : params->lease_us);
+    atomic_init(&transfer->lease_us, params->lease_us == 0 ? LEASE_DEFAULT_US : params->lease_us);
     transfer->params.ring_items = params->ring_items == 0 ? RING_ITEMS_DEFAULT : params->ring_items;
     transfer->layer_bytes = params->page_bytes / params->layers;
     transfer->inbox_tail = &transfer->inbox;

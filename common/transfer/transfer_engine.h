@@ -76,12 +76,12 @@ typedef struct sl_peer {
     uint64_t leave_by_us;
     bool closing, closed;
     uint64_t closed_at_us;
-    uint32_t operations; /* puts, flushes and messages in flight */
-    uint32_t puts;       /* of which puts and data messages */
-    bool by_message;     /* pages go as data messages (transfer_data.c), not as puts */
+    uint32_t operations;           /* puts, flushes and messages in flight */
+    uint32_t puts;                 /* of which puts and data messages */
+    bool by_message;               /* pages go as data messages (transfer_data.c), not as puts */
     uint64_t data_sent, data_seen; /* of them, as far as posted here and copied there */
-    uint32_t references; /* attempts and grants */
-    char why[128];       /* of the failure */
+    uint32_t references;           /* attempts and grants */
+    char why[128];                 /* of the failure */
     struct sl_peer *next;
 } sl_peer_t;
 
@@ -105,8 +105,8 @@ typedef struct sl_pending_event {
 
 struct sl_transfer {
     sl_transfer_params_t params; /* constant */
-    _Atomic uint64_t lease_us; /* sl_transfer_set_lease() */
-    uint32_t writes;           /* puts and flushes under way */
+    _Atomic uint64_t lease_us;   /* sl_transfer_set_lease() */
+    uint32_t writes;             /* puts and flushes under way */
     size_t layer_bytes;
     sl_bytes_t address;
     sl_ring_t *commands, *events;

@@ -163,7 +163,7 @@ static void tend_grant(void *arg, void *item)
     if (!writer->closed) {
         return;
     }
-    uint64_t due_us = writer->closed_at_us +atomic_load(&tend->transfer->lease_us);
+    uint64_t due_us = writer->closed_at_us + atomic_load(&tend->transfer->lease_us);
     if (tend->now_us < due_us) {
         *tend->wake_us = due_us < *tend->wake_us ? due_us : *tend->wake_us;
         return;

@@ -59,7 +59,7 @@ typedef enum {
     SL_TRANSFER_MSG_GRANT = 1,
     SL_TRANSFER_MSG_COMMIT = 2,
     SL_TRANSFER_MSG_RELEASE = 3,
-    SL_TRANSFER_MSG_BYE = 4, /* the sender closes its endpoint; attempt and generation are 0 */
+    SL_TRANSFER_MSG_BYE = 4,  /* the sender closes its endpoint; attempt and generation are 0 */
     SL_TRANSFER_MSG_DATA = 5, /* the header of a piece of a page; the piece travels beside it */
     SL_TRANSFER_MSG_DATA_SEEN = 6,
 } sl_transfer_msg_type_t;

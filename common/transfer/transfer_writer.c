@@ -372,8 +372,8 @@ static void begin_flush(sl_attempt_t *attempt, uint64_t now_us)
     for (uint32_t t = 0; t < attempt->target_count; t++) {
         sl_target_t *target = &attempt->targets[t];
         if (!target->written || target->peer->by_message || !sl_peer_usable(target->peer)) {
-            /* Data messages are flushed by their answer, and a broken endpoint's puts end when it is
-             * closed. */
+            /* Data messages are flushed by their answer, and a broken endpoint's puts end when it
+             * is closed. */
             continue;
         }
         ucp_request_param_t param = {
@@ -483,8 +483,7 @@ static bool drive(sl_transfer_t *transfer, sl_attempt_t *attempt, uint64_t now_u
     if (attempt->phase == SL_ATTEMPT_WRITING) {
         worked = drive_writing(transfer, attempt, now_us);
     }
-    if (attempt->phase != SL_ATTEMPT_WRITING && !flushed(attempt) &&
-        now_us >= attempt->end_by_us) {
+    if (attempt->phase != SL_ATTEMPT_WRITING && !flushed(attempt) && now_us >= attempt->end_by_us) {
         give_up_targets(attempt);
     }
     if (attempt->phase == SL_ATTEMPT_FLUSHING && flushed(attempt)) {

@@ -17,8 +17,8 @@ typedef struct {
 
 typedef struct {
     struct sl_attempt *attempt;
-    sl_peer_t *peer; /* NULL if it was not known at the open */
-    bool written;    /* a put has been posted to it */
+    sl_peer_t *peer;    /* NULL if it was not known at the open */
+    bool written;       /* a put has been posted to it */
     uint64_t last_data; /* the peer's data_sent after the attempt's last data message; 0: none */
 } sl_target_t;
 
