@@ -1,6 +1,7 @@
 /*
  * Loading: every weight is one device allocation, filled by pieces (a row range, or a column range
- * of all rows) straight from the mapped file. Allocations are listed so that freeing is one loop.
+ * of all rows) straight from the mapped file, by several threads once all memory is taken.
+ * Allocations are listed so that freeing is one loop.
  */
 #include "kernels/layers/weights.h"
 
@@ -9,6 +10,7 @@
 
 #include "common/base/log.h"
 #include "common/base/progress.h"
+#include "kernels/layers/load_jobs.h"
 
 typedef struct {
     void **items;
@@ -25,6 +27,7 @@ typedef struct {
     const sl_model_config_t *config;
     loaded_t *loaded;
     sl_progress_t progress;
+    sl_load_jobs_t jobs;
     uint32_t layer;
     sl_weight_kind_t kind; /* of the last loader_tensor(), for dummy weights */
     uint32_t expert;
@@ -93,9 +96,7 @@ static sl_status_t loader_fill(loader_t *loader, const sl_tensor_t *tensor, uint
         .columns = columns,
         .row_stride = tensor->shape[1],
     };
-    SL_TRY(loader->params->ops->load_weight(loader->params->device, to, &source));
-    sl_progress_add(&loader->progress, rows * columns * element);
-    return SL_OK;
+    return sl_load_jobs_add(&loader->jobs, to, &source);
 }
 
 static const sl_tensor_t *loader_tensor(loader_t *loader, sl_weight_kind_t kind, uint32_t expert)
@@ -363,6 +364,10 @@ sl_status_t sl_weights_load(const sl_weights_params_t *params, sl_weights_t **we
     sl_progress_begin(&loader.progress, "loading weights",
                       sl_checkpoint_bytes(params->checkpoint) / params->tp);
     status = load_all(&loader);
+    if (status == SL_OK) {
+        status = sl_load_jobs_run(&loader.jobs, params->ops, params->device, &loader.progress);
+    }
+    sl_load_jobs_free(&loader.jobs);
     sl_progress_end(&loader.progress);
     if (status != SL_OK) {
         goto fail;
