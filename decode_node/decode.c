@@ -203,7 +203,7 @@ static sl_status_t decode_forward(void *self, sl_model_t *model, const sl_batch_
     bool chooses =
         decode->options.rank.attention == SL_ATTENTION_DP || decode->options.rank.rank == 0;
     return sl_decode_forward(model, config->num_hidden_layers, batch,
-                             chooses ? decode->rules : NULL, decode->logprobs);
+                             chooses ? decode->rules : NULL);
 }
 
 static sl_status_t give_token(sl_decode_t *decode, sl_decode_request_t *request, int32_t token,

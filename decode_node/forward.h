@@ -12,7 +12,6 @@
 /* rules[batch->rows], padding rows included; NULL: no tokens are chosen here (TP attention, ranks
  * other than 0). The results are taken by sl_model_chosen(). */
 SL_MUST_USE sl_status_t sl_decode_forward(sl_model_t *model, uint32_t layers,
-                                          const sl_batch_t *batch, const sl_sample_row_t *rules,
-                                          bool logprobs);
+                                          const sl_batch_t *batch, const sl_sample_row_t *rules);
 
 #endif

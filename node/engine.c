@@ -61,8 +61,7 @@ static sl_status_t handle_message(sl_rank_t *rank, const sl_message_t *message)
     case SL_MSG_PEER:
         return update_peer(rank, &message->peer);
     case SL_MSG_GROUP_FAILED:
-        rank->group_left = message->group_failed.left;
-        if (rank->group_left) {
+        if (message->group_failed.left) {
             sl_log_info("the group leaves: %s", message->group_failed.message);
             return SL_ERR_CANCELED;
         }
@@ -212,21 +211,6 @@ static void sleep_until_work(sl_rank_t *rank)
     poll(fds, 4, SLEEP_MS);
 }
 
-/* Whether the router's word, taken or still waiting, is that the group has left on purpose. A wait
- * for the group is given up before the engine has read why. */
-static bool group_left(sl_rank_t *rank, sl_status_t status)
-{
-    sl_message_t *message;
-    while (status == SL_ERR_CANCELED && (message = sl_node_take(rank->node)) != NULL) {
-        if (message->type == SL_MSG_GROUP_FAILED) {
-            sl_status_t told = handle_message(rank, message);
-            (void)told; /* only its text is wanted, and whether the group left */
-        }
-        sl_node_message_free(message);
-    }
-    return rank->group_left;
-}
-
 sl_status_t sl_rank_run(sl_rank_t *rank)
 {
     const sl_rank_ops_t *ops = rank->params.ops;
@@ -247,7 +231,7 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
             sleep_until_work(rank);
         }
     }
-    bool left = sl_rank_stopping() || group_left(rank, status);
+    bool left = sl_rank_stopping() || sl_node_group_left(rank->node);
     if (left) {
         sl_log_info("stopping after %llu steps: %.3f s in forward passes, %.3f s in steps",
                     (unsigned long long)rank->steps, (double)rank->forward_us / 1e6,

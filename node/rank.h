@@ -64,8 +64,8 @@ typedef struct {
     {"threads", SL_OPTION_U64, offsetof(type, member.threads), "1",                                \
      "Threads of the CPU backend's products.", 1, 1024, NULL},                                     \
     {"pages", SL_OPTION_U64, offsetof(type, member.pages), "0",                                    \
-     "Latent pages of this rank, of 64 tokens each; 0: what fits (512 on the CPU).", 0, 16777216,  \
-     NULL},                                                                                        \
+     "Latent pages of this rank, of 64 tokens each; 0: what fits (512 on the CPU).",               \
+     0, 16777216, NULL},                                                                           \
     {"mem-fraction", SL_OPTION_F64, offsetof(type, member.mem_fraction), "0.9",                    \
      "Of the GPU memory free at start, for weights, workspace and pages.", 0.05, 1, NULL},         \
     {"load-format", SL_OPTION_CHOICE, offsetof(type, member.load_format), "safetensors",           \

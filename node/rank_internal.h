@@ -22,7 +22,6 @@ struct sl_rank {
     char layout[SL_TEXT_BYTES];
     _Atomic(sl_node_t *) lease_node;      /* for the transfer thread; NULL until registered */
     bool joined;                          /* the group is connected */
-    bool group_left;                      /* a rank of it has left on purpose */
     uint64_t members[SL_GROUP_RANKS_MAX]; /* incarnations of the group's ranks, once joined */
     char fault[SL_TEXT_BYTES]; /* why the rank cannot go on; "" when it leaves on purpose */
     uint64_t steps, progress;

@@ -351,6 +351,11 @@ void sl_node_publish(sl_node_t *node, const sl_msg_heartbeat_t *figures)
     atomic_store_explicit(&to->tokens_out, figures->tokens_out, memory_order_relaxed);
 }
 
+bool sl_node_group_left(const sl_node_t *node)
+{
+    return atomic_load(&node->group_left);
+}
+
 bool sl_node_group_failed(const sl_node_t *node)
 {
     return atomic_load(&node->group_failed);

@@ -74,6 +74,10 @@ void sl_node_publish(sl_node_t *node, const sl_msg_heartbeat_t *figures);
  * wait for the group that can no longer be met. */
 bool sl_node_group_failed(const sl_node_t *node);
 
+/* Any thread, once sl_node_group_failed(): whether that is because a rank of the group has left on
+ * purpose. */
+bool sl_node_group_left(const sl_node_t *node);
+
 /* Any thread: whether the router has acknowledged a heartbeat within the lease. */
 bool sl_node_lease_valid(const sl_node_t *node);
 uint64_t sl_node_lease_us(const sl_node_t *node);

@@ -315,6 +315,7 @@ static void handle_frame(sl_node_t *node, zmq_msg_t *part, uint64_t now_us)
     *kept = message;
     node->link.incoming = kept;
     if (message.type == SL_MSG_GROUP_FAILED) {
+        atomic_store(&node->group_left, message.group_failed.left);
         atomic_store(&node->group_failed, true);
     }
 }

@@ -75,6 +75,7 @@ struct sl_node {
     _Atomic bool registered;  /* link.registered, for the engine */
     _Atomic bool poster_waits;
     _Atomic bool group_failed;
+    _Atomic bool group_left; /* set before group_failed */
     _Atomic uint64_t lease_until_us, lease_us;
     _Atomic uint64_t sent, received, registrations, undecodable, dropped;
     sl_node_figures_t figures;

@@ -133,6 +133,7 @@ static void free_transfer(sl_transfer_t *transfer)
     }
     sl_ring_destroy(transfer->commands);
     sl_ring_destroy(transfer->events);
+    free(transfer->page_attempts);
     free(transfer->address.data);
     free(transfer);
 }
@@ -167,7 +168,11 @@ sl_status_t sl_transfer_create(const sl_transfer_params_t *params, sl_transfer_t
     transfer->layer_bytes = params->page_bytes / params->layers;
     transfer->inbox_tail = &transfer->inbox;
     transfer->pending_tail = &transfer->pending;
-    sl_status_t status = start(transfer);
+    transfer->page_attempts = calloc(params->page_count, sizeof(*transfer->page_attempts));
+    sl_status_t status =
+        transfer->page_attempts != NULL
+            ? start(transfer)
+            : sl_error(SL_ERR_NO_MEMORY, "transfer: %u pages: out of memory", params->page_count);
     if (status != SL_OK) {
         free_transfer(transfer);
         return status;

@@ -9,15 +9,18 @@
  *   writer   DATA(attempt, generation, index, page, offset) + bytes      at most WINDOW unanswered
  *   reader   DATA_SEEN(count since the writer's incarnation began)       at most one a turn
  *
- * What a grant does not cover (any more) is not copied and not counted, so that its attempt cannot
- * be committed. Ranks that share the grant of another (attention tp) have none to compare with;
- * there a message is held to the pool's bounds, as a put would be.
+ * What a grant does not cover (any more) is not copied and not counted; it has no commit that would
+ * be accepted, and nobody sends it but a writer that has been given up, or a forger. Ranks
+ * that share the grant of another (attention tp) have none to compare with; there a message is held
+ * to the pool's bounds, and to come from no older attempt than the page's last one. Data that stays
+ * unanswered for long ends the connection: it may be broken in the other direction alone.
  */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/transfer/transfer_engine.h"
 #include "common/transfer/transfer_writer.h"
@@ -36,6 +39,10 @@ typedef struct {
 
 static void data_sent(data_send_t *send, ucs_status_t status)
 {
+    if (status != UCS_OK) {
+        /* It will never be answered, and no later answer would tell. */
+        sl_peer_give_up(send->target->peer, ucs_status_string(status));
+    }
     sl_put_finished(send->target, status);
     free(send->header.data);
     free(send);
@@ -81,6 +88,9 @@ size_t sl_data_post(sl_transfer_t *transfer, sl_target_t *target, const sl_data_
         .memory_type = UCS_MEMORY_TYPE_HOST,
     };
     sl_put_begun(target);
+    if (peer->data_sent == peer->data_seen) {
+        peer->answered_us = sl_now_us(); /* nothing was owed until now */
+    }
     target->last_data = ++peer->data_sent;
     void *request = ucp_am_send_nbx(peer->endpoint, SL_TRANSFER_AM_ID, send->header.data,
                                     send->header.size, bytes, size, &param);
@@ -96,11 +106,18 @@ bool sl_data_seen(const sl_target_t *target)
            target->peer->data_seen >= target->last_data;
 }
 
+bool sl_data_overdue(const sl_peer_t *peer, uint64_t now_us, uint64_t wait_us)
+{
+    return peer->by_message && peer->data_seen < peer->data_sent && now_us > peer->answered_us &&
+           now_us - peer->answered_us > wait_us;
+}
+
 void sl_data_on_seen(sl_transfer_t *transfer, const sl_transfer_msg_t *msg)
 {
     sl_peer_t *peer = sl_peer_find(transfer, &msg->from);
     if (peer != NULL && msg->seen > peer->data_seen && msg->seen <= peer->data_sent) {
         peer->data_seen = msg->seen;
+        peer->answered_us = sl_now_us();
     }
 }
 
@@ -194,9 +211,16 @@ static void check_data(const sl_transfer_t *transfer, const sl_transfer_msg_t *m
                size > params->page_bytes - place->offset) {
         snprintf(why, 128, "%zu bytes at %" PRIu64 " of page %u, expected within %zu of %u", size,
                  place->offset, place->page, params->page_bytes, params->page_count);
-    } else if (place->to_granter && !sl_reader_granted(transfer, msg)) {
-        snprintf(why, 128, "page %u is not granted to it", place->page);
     }
+}
+
+/* Whether the bytes still belong there. The rank that granted knows its grants; a rank of its group
+ * (attention tp) has none to compare with, but attempts have growing ids: what is older than the
+ * last writer of the page comes too late. */
+static bool is_due(const sl_transfer_t *transfer, const sl_transfer_msg_t *msg)
+{
+    return msg->data.to_granter ? sl_reader_granted(transfer, msg)
+                                : msg->attempt >= transfer->page_attempts[msg->data.page];
 }
 
 void sl_data_on_message(sl_transfer_t *transfer, const void *header, size_t header_bytes,
@@ -213,6 +237,9 @@ void sl_data_on_message(sl_transfer_t *transfer, const void *header, size_t head
     } else {
         check_data(transfer, &msg, size, why);
     }
+    if (why[0] == '\0' && !is_due(transfer, &msg)) {
+        snprintf(why, sizeof(why), "page %u is not, or no more, granted to it", msg.data.page);
+    }
     if (why[0] == '\0' && (source = find_source(transfer, &msg.from)) == NULL) {
         snprintf(why, sizeof(why), "more than %u senders", SOURCES_MAX);
     }
@@ -223,6 +250,7 @@ void sl_data_on_message(sl_transfer_t *transfer, const void *header, size_t head
         }
         return;
     }
+    transfer->page_attempts[msg.data.page] = msg.attempt;
     memcpy((uint8_t *)transfer->params.base + msg.data.page * transfer->params.page_bytes +
                msg.data.offset,
            data, size);

@@ -80,6 +80,7 @@ typedef struct sl_peer {
     uint32_t puts;                 /* of which puts and data messages */
     bool by_message;               /* pages go as data messages (transfer_data.c), not as puts */
     uint64_t data_sent, data_seen; /* of them, as far as posted here and copied there */
+    uint64_t answered_us;          /* last answer, or when data was first owed one */
     uint32_t references;           /* attempts and grants */
     char why[128];                 /* of the failure */
     struct sl_peer *next;
@@ -107,6 +108,8 @@ struct sl_transfer {
     sl_transfer_params_t params; /* constant */
     _Atomic uint64_t lease_us;   /* sl_transfer_set_lease() */
     uint32_t writes;             /* puts and flushes under way */
+    uint64_t writes_changed_us;  /* when their number last did */
+    uint64_t *page_attempts;     /* [page_count]: who wrote it last, by data messages */
     size_t layer_bytes;
     sl_bytes_t address;
     sl_ring_t *commands, *events;

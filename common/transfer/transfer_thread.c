@@ -18,6 +18,7 @@
 #include "common/transfer/transfer_engine.h"
 
 #define SLEEP_MAX_MS 100
+#define SPIN_US 2000u /* since a write began or ended; then it is the peer that stands still */
 #define PROGRESS_CALLS_MAX 256 /* a turn */
 #define COMMANDS_MAX 256       /* a turn */
 #define FINISH_WAIT_US 4000000u
@@ -263,7 +264,8 @@ static void rest(sl_transfer_t *transfer, uint64_t wake_us)
     if (wake_us - now_us < SLEEP_MAX_MS * 1000) {
         wait_ms = (int)((wake_us - now_us) / 1000 + 1);
     }
-    if (transfer->params.device_memory && transfer->writes > 0) {
+    if (transfer->params.device_memory && transfer->writes > 0 &&
+        now_us - transfer->writes_changed_us < SPIN_US) {
         /* A copy between GPUs takes microseconds, and waking up for its end as long again. */
         sched_yield();
         return;

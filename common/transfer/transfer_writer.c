@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/transfer/transfer_engine.h"
 #include "common/transfer/transfer_writer.h"
@@ -175,12 +176,18 @@ static void check_complete(sl_transfer_t *transfer, sl_attempt_t *attempt)
 
 /* ---- puts ---- */
 
+static void count_write(sl_transfer_t *transfer, int change)
+{
+    transfer->writes += (uint32_t)change;
+    transfer->writes_changed_us = sl_now_us();
+}
+
 void sl_put_begun(sl_target_t *target)
 {
     target->written = true;
     target->peer->operations++;
     target->peer->puts++;
-    target->attempt->transfer->writes++;
+    count_write(target->attempt->transfer, 1);
     target->attempt->in_flight++;
 }
 
@@ -189,7 +196,7 @@ void sl_put_finished(sl_target_t *target, ucs_status_t status)
     sl_attempt_t *attempt = target->attempt;
     target->peer->operations--;
     target->peer->puts--;
-    attempt->transfer->writes--;
+    count_write(attempt->transfer, -1);
     attempt->in_flight--;
     if (status != UCS_OK) {
         char name[SL_RANK_TEXT_BYTES], text[256];
@@ -349,7 +356,7 @@ static bool post_puts(sl_transfer_t *transfer, sl_attempt_t *attempt)
 static void flush_finished(sl_target_t *target, ucs_status_t status)
 {
     target->peer->operations--;
-    target->attempt->transfer->writes--;
+    count_write(target->attempt->transfer, -1);
     target->attempt->in_flight--;
     if (status != UCS_OK) {
         char name[SL_RANK_TEXT_BYTES], text[256];
@@ -382,7 +389,7 @@ static void begin_flush(sl_attempt_t *attempt, uint64_t now_us)
             .user_data = target,
         };
         target->peer->operations++;
-        attempt->transfer->writes++;
+        count_write(attempt->transfer, 1);
         attempt->in_flight++;
         void *request = ucp_ep_flush_nbx(target->peer->endpoint, &param);
         if (!UCS_PTR_IS_PTR(request)) {
@@ -437,9 +444,21 @@ static void check_targets(sl_transfer_t *transfer, sl_attempt_t *attempt)
     }
 }
 
+static void check_answers(sl_transfer_t *transfer, sl_attempt_t *attempt, uint64_t now_us)
+{
+    uint64_t wait_us = END_LEASES * atomic_load(&transfer->lease_us);
+    for (uint32_t t = 0; t < attempt->target_count; t++) {
+        sl_peer_t *peer = attempt->targets[t].peer;
+        if (peer != NULL && sl_peer_usable(peer) && sl_data_overdue(peer, now_us, wait_us)) {
+            sl_peer_give_up(peer, "pages sent to it are not answered");
+        }
+    }
+}
+
 static bool drive_writing(sl_transfer_t *transfer, sl_attempt_t *attempt, uint64_t now_us)
 {
     bool posted = false;
+    check_answers(transfer, attempt, now_us);
     check_targets(transfer, attempt);
     if (attempt->failed == SL_OK && !attempt->abort_wanted && attempt->granted) {
         posted = post_puts(transfer, attempt);

@@ -73,4 +73,7 @@ size_t sl_data_post(sl_transfer_t *transfer, sl_target_t *target, const sl_data_
 /* The target has copied all that the attempt sent it, or never will. */
 bool sl_data_seen(const sl_target_t *target);
 
+/* Whether the peer owes an answer for longer than `wait_us`. */
+bool sl_data_overdue(const sl_peer_t *peer, uint64_t now_us, uint64_t wait_us);
+
 #endif

@@ -84,7 +84,7 @@ SL_MUST_USE sl_status_t sl_model_attend_absorbed(sl_model_t *model, uint32_t lay
 SL_MUST_USE sl_status_t sl_model_attention_end(sl_model_t *model, uint32_t layer);
 SL_MUST_USE sl_status_t sl_model_mlp(sl_model_t *model, uint32_t layer);
 
-/* f32 logits [count][vocab] of the step's own rows `rows[0..count)` (host), in device memoryvalid
+/* f32 logits [count][vocab] of the step's own rows `rows[0..count)` (host), in device memory valid
  * until the next call. count <= max_logit_rows. rows NULL: the first `count` rows, once a step. */
 SL_MUST_USE sl_status_t sl_model_logits(sl_model_t *model, const int32_t *rows, uint32_t count,
                                         float **logits_p);
@@ -105,11 +105,11 @@ SL_MUST_USE sl_status_t sl_model_sample(sl_model_t *model, const float *logits,
 
 /*
  * Recording (CUDA graphs). Between begin and end lie calls that only depend on device memory. For
- * each pair of (rows of the step, variant) the first time runs them, the second records them, and
- * from then on begin launches the recording and *issue_p is false: the caller makes no calls. A
- * backend without recordings always says true. All ranks of a group must agree on both.
+ * each number of rows of a step the first time runs them, the second records them, and from then on
+ * begin launches the recording and *issue_p is false: the caller makes no calls. A backend without
+ * recordings always says true. All ranks of a group record the same collectives.
  */
-SL_MUST_USE sl_status_t sl_model_record_begin(sl_model_t *model, uint32_t variant, bool *issue_p);
+SL_MUST_USE sl_status_t sl_model_record_begin(sl_model_t *model, bool *issue_p);
 SL_MUST_USE sl_status_t sl_model_record_end(sl_model_t *model);
 bool sl_model_records(const sl_model_t *model);
 

@@ -55,7 +55,7 @@ typedef struct {
 
 /* The operations of a step with so many rows. */
 typedef struct {
-    uint32_t rows, variant;
+    uint32_t rows;
     sl_graph_t *graph; /* NULL: has run once, not recorded yet */
 } sl_recording_t;
 

@@ -1,5 +1,5 @@
 /*
- * Recordings of whole steps, and marks in the stream. The first run of a pair (rows, variant) is an
+ * Recordings of whole steps, and marks in the stream. The first run of a number of rows is an
  * ordinary one: libraries load their kernels and choose their algorithms then, which they may not
  * do while recording.
  */
@@ -10,29 +10,29 @@ bool sl_model_records(const sl_model_t *model)
     return model->ops->graph_begin != NULL;
 }
 
-static sl_recording_t *find(sl_model_t *model, uint32_t variant)
+static sl_recording_t *find(sl_model_t *model)
 {
     for (uint32_t i = 0; i < model->recording_count; i++) {
         sl_recording_t *recording = &model->recordings[i];
-        if (recording->rows == model->batch.rows && recording->variant == variant) {
+        if (recording->rows == model->batch.rows) {
             return recording;
         }
     }
     return NULL;
 }
 
-sl_status_t sl_model_record_begin(sl_model_t *model, uint32_t variant, bool *issue_p)
+sl_status_t sl_model_record_begin(sl_model_t *model, bool *issue_p)
 {
     SL_ASSERT(model->recording == NULL);
     *issue_p = true;
     if (!sl_model_records(model)) {
         return SL_OK;
     }
-    sl_recording_t *recording = find(model, variant);
+    sl_recording_t *recording = find(model);
     if (recording == NULL) {
         if (model->recording_count < SL_RECORDINGS_MAX) {
             model->recordings[model->recording_count++] =
-                (sl_recording_t){.rows = model->batch.rows, .variant = variant};
+                (sl_recording_t){.rows = model->batch.rows};
         }
         return SL_OK;
     }

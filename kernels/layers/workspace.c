@@ -154,7 +154,10 @@ static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uin
     double fraction = model->params.mem_fraction > 0 ? model->params.mem_fraction : 0.9;
     SL_TRY(model->ops->memory(model->device, &free_now, &total));
     double allowed = fraction * (double)model->free_at_start;
-    double taken = (double)(model->free_at_start - free_now);
+    /* By the device's account, or our own where somebody else has given memory back meanwhile. */
+    double taken = (double)model->free_at_start - (double)free_now;
+    double own = (double)(model->weights->bytes + model->work_bytes);
+    taken = taken > own ? taken : own;
     double pages = (allowed - taken) / (double)page_bytes;
     if (pages < 1) {
         return sl_error(SL_ERR_NO_MEMORY,

@@ -29,7 +29,7 @@ static sl_status_t one_step(rig_t *rig, int32_t token, uint32_t position, int32_
     sl_step_clear(rig->step);
     sl_step_add(rig->step, &token, rows, position, rig->pages, PAGES);
     const sl_batch_t *batch = sl_step_batch(rig->step, &rows, 0);
-    SL_TRY(sl_decode_forward(rig->model, rig->layers, batch, &greedy, false));
+    SL_TRY(sl_decode_forward(rig->model, rig->layers, batch, &greedy));
     return sl_model_chosen(rig->model, 1, next_p, NULL);
 }
 

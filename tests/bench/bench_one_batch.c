@@ -217,7 +217,7 @@ static sl_status_t decode_step(rank_t *self, uint32_t batch, uint32_t position)
                     self->pages_a_request);
     }
     SL_TRY(sl_decode_forward(self->model, self->layers,
-                             sl_step_batch(self->step, rank_rows, bucket), self->rules, false));
+                             sl_step_batch(self->step, rank_rows, bucket), self->rules));
     return sl_model_chosen(self->model, mine, self->next, NULL);
 }
 

@@ -245,7 +245,7 @@ def run_argv(cluster, name, argv):
     ("router", ["--heartbeat-ms", "soon"], ["heartbeat-ms", "soon"]),
     ("prefill", ["--token-budget", "100", "--model", "x"], ["token-budget", "64"]),
     ("prefill", ["--mla-prefill", "other", "--model", "x"], ["mla-prefill", "unabsorbed", "other"]),
-    ("decode", ["--pages", "0", "--model", "x"], ["pages", "1"]),
+    ("decode", ["--tp", "0", "--model", "x"], ["tp", "1"]),
     ("decode", [], ["model"]),
     ("router", ["stray"], ["stray"]),
 ])

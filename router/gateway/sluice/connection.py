@@ -6,8 +6,8 @@ So the socket's monitor is read too: after a disconnect every open request is fa
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-HEARTBEAT_INTERVAL_MS = 2_000
-HEARTBEAT_TIMEOUT_MS = 10_000
+TCP_PROBES = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 2, zmq.TCP_KEEPALIVE_INTVL: 2,
+              zmq.TCP_KEEPALIVE_CNT: 5, zmq.TCP_MAXRT: 10_000}
 RECONNECT_MS = 100
 RECONNECT_MAX_MS = 2_000
 # What is still unsent at close() is given this long; a cancel on the way out should arrive.
@@ -22,11 +22,10 @@ def open_dealer(context, address):
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         # Frames go to a link that is up, or wait with the client, who can take them back.
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        # ZeroMQ reads nothing, pongs included, while the receive queue is full, and takes the
-        # router for dead then: never full. What waits is bounded by what the client has asked for.
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        # TCP's own probes tell of a host that is gone. ZeroMQ's pings must stay off: it reads
+        # nothing, pongs included, while a queue is full, and may abort a peer that answers late.
+        for option, value in TCP_PROBES.items():
+            socket.setsockopt(option, value)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
