@@ -183,6 +183,8 @@ static sl_status_t register_rank(sl_rank_t *rank)
     sl_transfer_address(rank->transfer, &hello->transfer_address);
     sl_group_address(rank->group, &hello->group_address);
     SL_TRY(sl_node_create(&params, &rank->node));
+    sl_msg_heartbeat_t idle = {.pages_free = hello->pages_total};
+    sl_node_publish(rank->node, &idle); /* the first heartbeat precedes the engine */
     SL_TRY(sl_node_wait_welcome(rank->node));
     sl_transfer_set_lease(rank->transfer, sl_node_lease_us(rank->node));
     atomic_store(&rank->lease_node, rank->node);
