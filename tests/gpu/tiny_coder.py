@@ -31,13 +31,15 @@ SHAPES = {1: [("tp1 -> tp1, one GPU", [1], [1])],
 
 class GpuCluster(Cluster):
     """Places ranks on GPUs: alone in its pool, prefill takes the first and decode the last; several
-    ranks of a pool spread over all."""
+    ranks of a pool spread over all. With another device all of them are on the host."""
 
-    def __init__(self, gpus, *args, **options):
+    def __init__(self, gpus, *args, device="cuda", **options):
         super().__init__(*args, **options)
-        self.gpus = gpus
+        self.gpus, self.device = gpus, device
 
     def node_flags(self, place, **changes):
+        if self.device != "cuda":
+            return super().node_flags(place, device=self.device, **changes)
         alone = sum(self.sizes[place.pool]) == 1
         last = self.gpus - 1 if place.pool == "decode" else 0
         index = last if alone else place.rank % self.gpus

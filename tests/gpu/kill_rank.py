@@ -1,0 +1,160 @@
+"""Ranks of a decode group killed and stopped amid streams, on GPUs: the group's other rank must
+leave its collectives and exit, clients must be told, the prefill ranks must live on, and a
+restarted group must serve again. And a rank that does not fit in memory must say so.
+
+    SLUICE_BUILD_DIR=sluice/bin python3 tests/gpu/kill_rank.py [--gpus N] [--attention dp|tp]
+        [--device cpu]
+
+With two GPUs both pools are groups of two ranks over both GPUs, with one each pool is one rank.
+"""
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "cluster"), str(ROOT / "tests" / "gpu"),
+                str(ROOT / "router" / "gateway")]
+
+import sluice  # noqa: E402
+from harness import Place  # noqa: E402
+from tiny_coder import MODEL, TIMEOUT_S, GpuCluster, check_greedy  # noqa: E402
+
+EXIT_S = 10              # a rank whose group is gone must have exited
+STREAMS, STREAM_TOKENS = 8, 1900
+LATE, LATE_TOKENS = 4, 16
+TOO_MANY_PAGES = 1 << 24  # terabytes; the most that --pages takes
+
+
+class Table:
+    """Lines of results, printed as they come."""
+
+    def __init__(self):
+        self.failed = False
+
+    def row(self, what, figure, good):
+        self.failed = self.failed or not good
+        print(f"{what:<46} {figure:<40} {'ok' if good else 'FAILED'}", flush=True)
+
+
+def start_streams(client):
+    """Streams that would last, each past the tokens that the prefill rank has sampled."""
+    streams = [client.generate([n + 5] * 40, temperature=0.0, max_tokens=STREAM_TOKENS,
+                               ignore_eos=True, timeout_s=TIMEOUT_S) for n in range(STREAMS)]
+    for stream in streams:
+        next(stream)
+        next(stream)
+    return streams
+
+
+def ends(streams):
+    """(streams that finished, errors of the others)."""
+    finished, errors = 0, []
+    for stream in streams:
+        try:
+            stream.result()
+            finished += 1
+        except sluice.RequestError as error:
+            errors.append(error)
+    return finished, errors
+
+
+def names_group(errors):
+    """Whether each error names a rank of the decode group: the router writes decode/0/1, the
+    transfer engine decode 0/1."""
+    wrong = [e for e in errors if not re.search(r"\bdecode[/ ]0/\d", e.message)]
+    for error in wrong:
+        print(f"names no rank of the group: {error}")
+    return not wrong
+
+
+def wait_exits(programs, since_s):
+    """(seconds until all had ended or the bound was passed, exit codes)."""
+    for program in programs:
+        program.wait(since_s + EXIT_S - time.monotonic())
+    return time.monotonic() - since_s, [p.exit_code for p in programs]
+
+
+def lose_rank(cluster, rank, number, table):
+    """A killed rank is noticed by its connection, a stopped one by its silence."""
+    client, prefill = cluster.client, cluster.group("prefill", 0)
+    lost = Place("decode", 0, rank)
+    others = [p for place, p in cluster.nodes.items() if place.pool == "decode" and place != lost]
+    streams = start_streams(client)
+    cluster.signal(*lost, number)
+    since_s = time.monotonic()
+    late = [client.generate([n + 9] * 100, temperature=0.0, max_tokens=LATE_TOKENS,
+                            ignore_eos=True, timeout_s=TIMEOUT_S) for n in range(LATE)]
+    name = f"decode/0/{rank} {'killed' if number == signal.SIGKILL else 'stopped'}"
+    if others:
+        took_s, codes = wait_exits(others, since_s)
+        # A negative code is a signal: it has been aborted and has not left by itself.
+        table.row(f"{name}: the other rank exits", f"after {took_s:.2f} s, exit code {codes[0]}",
+                  all(code is not None and code > 0 for code in codes))
+    finished, errors = ends(streams)
+    told_s = time.monotonic() - since_s
+    table.row(f"{name}: clients are told", f"{len(errors)} of {STREAMS} failed, within "
+              f"{told_s:.2f} s", len(errors) == STREAMS and names_group(errors))
+    print(f"    {errors[0] if errors else 'no error'}")
+    restart(cluster, table, name)
+    finished, errors = ends(late)
+    table.row(f"{name}: later requests", f"{finished} ran, {len(errors)} failed",
+              names_group(errors))
+    table.row(f"{name}: prefill lives on", f"exit codes {[p.exit_code for p in prefill]}",
+              all(p.exit_code is None for p in prefill))
+
+
+def restart(cluster, table, name):
+    for program in cluster.group("decode", 0):
+        program.kill()
+    since_s = time.monotonic()
+    cluster.start_group("decode", 0)
+    cluster.wait_ready()
+    ready_s = time.monotonic() - since_s
+    compared, differ = check_greedy(cluster.client)
+    table.row(f"{name}: restarted in {ready_s:.1f} s, serves",
+              f"greedy {compared} equal, {differ} wrong", compared > 0 and differ == 0)
+
+
+def check_too_large(cluster, table):
+    """A rank of a group of its own with more pages than any GPU holds."""
+    flags = cluster.node_flags(Place("decode", 0, 0), group=1, rank=0, tp=1, attention="dp",
+                               pages=TOO_MANY_PAGES)
+    program = cluster.start_program("too-large", "decode", flags)
+    try:
+        code = program.wait(TIMEOUT_S)
+        lines = [line for line in program.log().splitlines() if "cannot start" in line]
+        table.row("a rank that does not fit exits", f"exit code {code}",
+                  code == 1 and len(lines) == 1 and "latent pages" in lines[0])
+        print(f"    {lines[-1] if lines else program.tail()}")
+    finally:
+        program.kill()
+        program.release()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--attention", choices=("dp", "tp"), default="dp")
+    parser.add_argument("--device", default="cuda")
+    args = parser.parse_args()
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    tp, table = min(args.gpus, 2), Table()
+    with GpuCluster(args.gpus, MODEL, device=args.device, prefill=[tp], decode=[tp],
+                    attention=args.attention, decode_pages=512) as cluster:
+        compared, differ = check_greedy(cluster.client)
+        table.row(f"tp {tp}, attention {args.attention}: serves",
+                  f"greedy {compared} equal, {differ} wrong", compared > 0 and differ == 0)
+        for rank in reversed(range(tp)):
+            lose_rank(cluster, rank, signal.SIGKILL, table)
+        lose_rank(cluster, tp - 1, signal.SIGSTOP, table)
+        check_too_large(cluster, table)
+        cluster.wait_idle()
+    sys.exit(1 if table.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
