@@ -1,23 +1,32 @@
 /*
- * Times the operations of a backend on the cases of tests/ops/cases.c that are marked for it, each
- * first checked against the oracle.
+ * Times the operations of a backend on the cases of tests/ops/cases.c that are marked for it, and
+ * on an accelerator also at the shapes of real_cases.c. Each case is first checked against the
+ * oracle.
  *
- *     bench_ops [--backend cpu] [--threads 1] [--op NAME] [--json]
+ *     bench_ops [--backend cpu] [--device-index 0] [--threads 1] [--op NAME] [--json]
  *
- * A case runs on several copies of its buffers in turn (64 MB of them, 32 at most), so that large
- * weights come from memory as they do in a model. Printed: median time of a run over 15 samples of
- * at least 5 ms, the rates, and the share of a ceiling measured in the same run: the longer of
- * flops at the rate of a product that stays in the first-level cache, and bytes at the rate of
- * reading 256 MB. Small cases live in caches faster than that and pass 100 %.
+ * A case runs on several copies of its buffers in turn (64 MiB of them on the host, 256 MiB on an
+ * accelerator, more than its caches hold), so that large weights come from memory as they do in a
+ * model; cases too small to fill that with COPIES_MAX copies stay in the caches and may pass 100 %.
+ *
+ * Printed: median time of a run over 15 samples of at least 5 ms, the rates, and the share of the
+ * ceilings of ceiling.h, measured in this run: the longer of flops at the product's rate and bytes
+ * at the memory's. A sample is many runs between two synchronize() of the device, divided by their
+ * number: the device's throughput. Where the backend records, the runs are recordings of at least
+ * 32 of them, as in a decode step, so that the host's launches do not count. Decode attention makes
+ * its schedule once a recording, as a step does for all its layers.
  */
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/clock.h"
 #include "kernels/cpu/isa.h"
+#include "tests/bench/ceiling.h"
+#include "tests/bench/real_cases.h"
 #include "tests/ops/bind.h"
 
 /* The build makes a program of each bench_*.c alone. */
@@ -25,21 +34,29 @@
 #include "tests/ops/bind_ops.c"
 #include "tests/ops/cases.c"
 
-#define COPY_BYTES (64 << 20)
-#define COPIES_MAX 32
+#define HOST_COPY_BYTES (64 << 20)
+#define DEVICE_COPY_BYTES (256 << 20)
+#define COPIES_MAX 64
 #define SAMPLES 15
 #define SAMPLE_US 5000
-#define READ_FLOATS (64 << 20)
+#define RECORDED_RUNS 32
+#define REF_FLOPS_MAX 1e9 /* more than the plain loops of the oracle get done in good time */
 
 typedef struct {
     const char *backend, *op;
-    int threads;
+    int threads, index;
     bool json;
 } options_t;
 
 typedef struct {
-    double gflops, gbytes; /* a second, one thread */
-} ceiling_t;
+    const options_t *options;
+    const sl_ops_t *ops;
+    sl_ops_t queued; /* the same, but runs do not wait for the device */
+    sl_device_t *device;
+    sl_ceiling_t ceiling;
+    size_t next; /* copy */
+    bool failed;
+} bench_t;
 
 static int by_value(const void *a_p, const void *b_p)
 {
@@ -47,115 +64,241 @@ static int by_value(const void *a_p, const void *b_p)
     return *a < *b ? -1 : *a > *b;
 }
 
-static ceiling_t measure_ceiling(void)
+static sl_status_t do_not_wait(sl_device_t *device, sl_stream_t *stream)
 {
-    enum { ROWS = 16, COLUMNS = 16, K = 256, RUNS = 20000 };
-    static float x[ROWS * K], w[COLUMNS * K], out[ROWS * COLUMNS];
-    const sl_isa_t *isa = sl_isa_best();
-    sl_dot_t dot = {.parts[0] = {x, w, K, K, K}, .part_count = 1, .rows = ROWS, .n = COLUMNS,
-                    .out = out, .out_stride = COLUMNS};
-    ceiling_t ceiling = {0, 0};
-    float *data = malloc((size_t)READ_FLOATS * sizeof(float));
-    SL_ASSERT(data != NULL);
-    for (size_t i = 0; i < READ_FLOATS; i++) {
-        data[i] = (float)(i % 7); /* zeros would be one page of the kernel's, mapped many times */
-    }
-    for (int round = 0; round < 3; round++) {
-        uint64_t start = sl_now_us();
-        for (int i = 0; i < RUNS; i++) {
-            isa->dot(&dot);
-        }
-        double us = (double)(sl_now_us() - start);
-        ceiling.gflops = fmax(ceiling.gflops, 2e-3 * ROWS * COLUMNS * K * RUNS / us);
-        start = sl_now_us();
-        out[0] += isa->square_sum(data, READ_FLOATS);
-        us = (double)(sl_now_us() - start);
-        ceiling.gbytes = fmax(ceiling.gbytes, 4e-3 * READ_FLOATS / us);
-    }
-    free(data);
-    return ceiling;
+    (void)device;
+    (void)stream;
+    return SL_OK;
 }
 
-static void check(const sl_ops_t *ops, sl_device_t *device, const op_case_t *c)
+/* Bytes that a run must move where the sum of the buffers says something else: a table or cache of
+ * which a part is read, and memory that is read and written. */
+static double moved_bytes(const bind_t *b)
 {
-    const sl_ops_t *ref;
-    sl_device_t *ref_device;
+    const op_case_t *c = b->c;
+    double act = (double)sl_dtype_bytes(b->ops->act_dtype);
+    double wt = (double)sl_dtype_bytes(b->ops->weight_dtype);
+    double bytes = b->bytes, rows = c->rows, width = c->kv_lora + c->rope;
+    switch (c->op) {
+    case OP_EMBED:
+        return rows * c->n * (act + wt);
+    case OP_TAKE_ROWS:
+        return 2 * rows * c->n * act;
+    case OP_RMS_NORM:
+        return c->flags & RESIDUAL ? bytes + rows * c->n * act : bytes;
+    case OP_ROPE_CACHE: /* of four tokens, three are cached */
+        return rows * (2 * c->heads * c->rope + 2.75 * width) * act;
+    case OP_GATHER_LATENTS:
+        return 2 * c->lens[1] * width * act;
+    case OP_ATTN_PREFILL: /* of the latents only the rotated part */
+        for (uint32_t i = 1; i < c->len_count; i += 2) {
+            bytes -= (double)c->lens[i] * c->kv_lora * act;
+        }
+        return bytes;
+    case OP_ATTN_MERGE:
+        return bytes + rows * c->heads * (c->v_dim * act + sizeof(float));
+    case OP_ATTN_ABSORBED:
+        bytes = b->params.attn_absorbed.rows * c->heads * (2 * c->kv_lora + c->rope) * act;
+        for (uint32_t i = 0; i < c->len_count; i++) {
+            bytes += c->lens[i] * width * act;
+        }
+        return bytes;
+    case OP_GROUPED_LINEAR:
+        for (uint32_t i = 0; i < c->len_count; i++) {
+            bytes -= c->lens[i] == 0 ? (double)c->n * c->k * wt : 0;
+        }
+        return bytes;
+    default:
+        return bytes;
+    }
+}
+
+/* What a model does once a step, before the first of its layers. */
+static void plan(const bind_t *b)
+{
+    if (b->c->op == OP_ATTN_ABSORBED && b->ops->attn_absorbed_plan != NULL) {
+        SL_ASSERT(b->ops->attn_absorbed_plan(b->device, NULL, &b->params.attn_absorbed) == SL_OK);
+    }
+}
+
+/* Large cases on an accelerator are compared with the CPU backend, which the tests compare with the
+ * oracle. */
+static bool agrees(const bench_t *bench, const op_case_t *c)
+{
+    const sl_ops_t *oracle;
+    sl_device_t *host;
     bind_t got, expected;
-    SL_ASSERT(sl_ops_find("ref", &ref) == SL_OK);
-    SL_ASSERT(ref->open(&(sl_device_params_t){0}, &ref_device) == SL_OK);
-    bind_open(&got, ops, device, c);
-    bind_open(&expected, ref, ref_device, c);
+    bind_open(&got, bench->ops, bench->device, c);
+    bool large = !bench->ops->host_memory && got.flops > REF_FLOPS_MAX;
+    SL_ASSERT(sl_ops_find(large ? "cpu" : "ref", &oracle) == SL_OK);
+    sl_device_params_t params = {.threads = (int)sysconf(_SC_NPROCESSORS_ONLN)};
+    SL_ASSERT(oracle->open(&params, &host) == SL_OK);
+    bind_open(&expected, oracle, host, c);
+    plan(&got);
     bind_run(&got);
     bind_run(&expected);
-    double tolerance = ops->act_dtype == SL_DTYPE_F32 ? 1e-5 : 1.2e-2;
-    if (!bind_fetch(&got) || !bind_fetch(&expected) || !bind_agree(&got, &expected, tolerance)) {
-        fprintf(stderr, "bench_ops: %s is wrong; not timed\n", op_name(c->op));
-        exit(1);
-    }
+    double tolerance = bench->ops->act_dtype == SL_DTYPE_F32 ? 1e-5 : 1.2e-2;
+    bool good = bind_fetch(&got) && bind_fetch(&expected) && bind_agree(&got, &expected, tolerance);
     bind_close(&got);
     bind_close(&expected);
-    ref->close(ref_device);
+    oracle->close(host);
+    return good;
+}
+
+/* Copies of a case's buffers; returns how many. */
+static size_t open_copies(const bench_t *bench, const op_case_t *c, bind_t *copies)
+{
+    size_t count = 0, bytes = 0;
+    size_t enough = bench->ops->host_memory ? HOST_COPY_BYTES : DEVICE_COPY_BYTES;
+    do {
+        bind_t *b = &copies[count++];
+        bind_open(b, bench->ops, bench->device, c);
+        for (size_t i = 0; i < b->buffer_count; i++) {
+            bytes += b->buffers[i].bytes;
+        }
+        if (c->op == OP_ATTN_ABSORBED) { /* one schedule for all, by these pointers */
+            b->params.attn_absorbed.kv_len = copies[0].params.attn_absorbed.kv_len;
+            b->params.attn_absorbed.row_request = copies[0].params.attn_absorbed.row_request;
+        }
+    } while (bytes < enough && count < COPIES_MAX);
+    return count;
+}
+
+/* `runs` runs, over the copies in turn. */
+static void run_copies(bench_t *bench, bind_t *copies, size_t count, size_t runs)
+{
+    plan(&copies[0]);
+    for (size_t i = 0; i < runs; i++) {
+        bind_run(&copies[bench->next++ % count]);
+    }
+}
+
+/* The runs of run_copies() as a recording; NULL where the backend has none. */
+static sl_graph_t *record(bench_t *bench, bind_t *copies, size_t count, size_t runs)
+{
+    sl_graph_t *graph = NULL;
+    if (bench->ops->graph_begin != NULL) {
+        SL_ASSERT(bench->ops->graph_begin(bench->device, NULL) == SL_OK);
+        run_copies(bench, copies, count, runs);
+        SL_ASSERT(bench->ops->graph_end(bench->device, NULL, &graph) == SL_OK);
+    }
+    return graph;
+}
+
+/* Microseconds of a run: `rounds` times `runs` of them, between two waits for the device. */
+static double sample_us(bench_t *bench, bind_t *copies, size_t count, size_t runs,
+                        sl_graph_t *graph, size_t rounds)
+{
+    SL_ASSERT(bench->ops->synchronize(bench->device, NULL) == SL_OK);
+    uint64_t started_us = sl_now_us();
+    for (size_t round = 0; round < rounds; round++) {
+        if (graph != NULL) {
+            SL_ASSERT(bench->ops->graph_launch(bench->device, NULL, graph) == SL_OK);
+        } else {
+            run_copies(bench, copies, count, runs);
+        }
+    }
+    SL_ASSERT(bench->ops->synchronize(bench->device, NULL) == SL_OK);
+    return (double)(sl_now_us() - started_us) / (double)(runs * rounds);
 }
 
 /* Median time of one run. */
-static double time_us(bind_t *copies, size_t count)
+static double time_us(bench_t *bench, bind_t *copies, size_t count)
 {
     double samples[SAMPLES];
-    size_t next = 0;
-    for (int i = -1; i < SAMPLES; i++) { /* the first warms up */
-        uint64_t start = sl_now_us(), runs = 0, us;
-        do {
-            bind_run(&copies[next++ % count]);
-            runs++;
-            us = sl_now_us() - start;
-        } while (us < SAMPLE_US);
-        if (i >= 0) {
-            samples[i] = (double)us / (double)runs;
-        }
+    for (size_t i = 0; i < count; i++) {
+        copies[i].ops = &bench->queued;
+    }
+    run_copies(bench, copies, count,
+               count); /* warms up, and takes what memory the operation needs */
+    size_t runs = bench->ops->host_memory ? 1 : count;
+    while (!bench->ops->host_memory && runs < RECORDED_RUNS) {
+        runs += count;
+    }
+    sl_graph_t *graph = record(bench, copies, count, runs);
+    double us = sample_us(bench, copies, count, runs, graph, 1);
+    us = sample_us(bench, copies, count, runs, graph, 1);
+    size_t rounds = (size_t)(SAMPLE_US / (us * (double)runs + 0.01)) + 1;
+    for (int i = 0; i < SAMPLES; i++) {
+        samples[i] = sample_us(bench, copies, count, runs, graph, rounds);
+    }
+    if (graph != NULL) {
+        bench->ops->graph_free(bench->device, graph);
+    }
+    for (size_t i = 0; i < count; i++) {
+        copies[i].ops = bench->ops;
     }
     qsort(samples, SAMPLES, sizeof(samples[0]), by_value);
     return samples[SAMPLES / 2];
 }
 
-static void bench(const options_t *o, const sl_ops_t *ops, sl_device_t *device, const op_case_t *c,
-                  const ceiling_t *ceiling)
+static void bench_case(bench_t *bench, const op_case_t *c)
 {
     static bind_t copies[COPIES_MAX];
-    size_t count = 0;
-    double bytes = 0;
-    check(ops, device, c);
-    do {
-        bind_open(&copies[count++], ops, device, c);
-        bytes += copies[0].bytes;
-    } while (bytes < COPY_BYTES && count < COPIES_MAX);
-    double us = time_us(copies, count);
-    double gflops = copies[0].flops / us * 1e-3, gbytes = copies[0].bytes / us * 1e-3;
-    double least_us = 1e-3 * fmax(copies[0].flops / ceiling->gflops,
-                                  copies[0].bytes / ceiling->gbytes);
     char text[256];
+    bool good = agrees(bench, c);
+    bench->failed = bench->failed || !good;
+    size_t count = open_copies(bench, c, copies);
+    double us = time_us(bench, copies, count);
+    double flops = copies[0].flops, bytes = moved_bytes(&copies[0]);
+    double least_us = 1e6 * fmax(flops / bench->ceiling.flops, bytes / bench->ceiling.bytes);
     op_case_describe(c, text, sizeof(text));
-    printf(o->json ? "{\"case\": \"%s\", \"us\": %.2f, \"gflops\": %.1f, \"gbytes\": %.1f, "
-                     "\"percent_of_ceiling\": %.0f}\n"
-                   : "%-72s %10.1f us %8.1f GFLOP/s %7.1f GB/s %5.0f %%\n",
-           text, us, gflops, gbytes, 100 * least_us / us);
+    printf(bench->options->json
+               ? "{\"case\": \"%s\", \"us\": %.2f, \"gflops\": %.1f, \"gbytes\": %.1f, "
+                 "\"percent_of_ceiling\": %.0f, \"agrees\": %s}\n"
+               : "%-80s %10.1f us %9.1f GFLOPS %7.1f GB/s %5.0f %%%s\n",
+           text, us, flops / us * 1e-3, bytes / us * 1e-3, 100 * least_us / us,
+           bench->options->json ? (good ? "true" : "false") : (good ? "" : " WRONG"));
     fflush(stdout);
     for (size_t i = 0; i < count; i++) {
         bind_close(&copies[i]);
     }
 }
 
+static void bench_cases(bench_t *bench, const op_case_t *cases, size_t count, uint32_t flag)
+{
+    const char *op = bench->options->op;
+    for (size_t i = 0; i < count; i++) {
+        if ((cases[i].flags & flag) == flag &&
+            (op == NULL || strcmp(op, op_name(cases[i].op)) == 0)) {
+            bench_case(bench, &cases[i]);
+        }
+    }
+}
+
+static void print_head(const bench_t *bench)
+{
+    const sl_ceiling_t *ceiling = &bench->ceiling;
+    printf(bench->options->json
+               ? "{\"backend\": \"%s\", \"isa\": \"%s\", \"threads\": %d, "
+                 "\"ceiling_gflops\": %.1f, \"ceiling_gbytes\": %.1f, \"ceilings\": \"%s\"}\n"
+               : "backend %s, host instruction set %s, threads %d; ceilings: %.1f GFLOPS, %.1f "
+                 "GB/s (%s)\n",
+           bench->ops->name, sl_isa_best()->name, bench->options->threads, ceiling->flops / 1e9,
+           ceiling->bytes / 1e9, ceiling->description);
+}
+
+static void fail_usage(void)
+{
+    fprintf(stderr, "usage: bench_ops [--backend cpu] [--device-index 0] [--threads 1] [--op NAME] "
+                    "[--json]\n");
+    exit(2);
+}
+
 static options_t parse(int argc, char **argv)
 {
-    static const struct option flags[] = {{"backend", required_argument, NULL, 'b'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"op", required_argument, NULL, 'o'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option flags[] = {
+        {"backend", required_argument, NULL, 'b'}, {"device-index", required_argument, NULL, 'i'},
+        {"threads", required_argument, NULL, 't'}, {"op", required_argument, NULL, 'o'},
+        {"json", no_argument, NULL, 'j'},          {NULL, 0, NULL, 0}};
     options_t options = {.backend = "cpu", .threads = 1};
     for (int flag; (flag = getopt_long(argc, argv, "", flags, NULL)) != -1;) {
         switch (flag) {
         case 'b':
             options.backend = optarg;
+            break;
+        case 'i':
+            options.index = atoi(optarg);
             break;
         case 't':
             options.threads = atoi(optarg);
@@ -167,9 +310,7 @@ static options_t parse(int argc, char **argv)
             options.json = true;
             break;
         default:
-            fprintf(stderr,
-                    "usage: bench_ops [--backend cpu] [--threads 1] [--op NAME] [--json]\n");
-            exit(2);
+            fail_usage();
         }
     }
     return options;
@@ -178,24 +319,20 @@ static options_t parse(int argc, char **argv)
 int main(int argc, char **argv)
 {
     options_t options = parse(argc, argv);
-    const sl_ops_t *ops;
-    sl_device_t *device;
-    if (sl_ops_find(options.backend, &ops) != SL_OK ||
-        ops->open(&(sl_device_params_t){.threads = options.threads}, &device) != SL_OK) {
+    bench_t bench = {.options = &options};
+    sl_device_params_t params = {.index = options.index, .threads = options.threads};
+    if (sl_ops_find(options.backend, &bench.ops) != SL_OK ||
+        sl_ceiling_measure(options.backend, options.index, &bench.ceiling) != SL_OK ||
+        bench.ops->open(&params, &bench.device) != SL_OK) {
         return 1;
     }
-    ceiling_t ceiling = measure_ceiling();
-    printf(options.json ? "{\"backend\": \"%s\", \"isa\": \"%s\", \"threads\": %d, "
-                          "\"ceiling_gflops\": %.1f, \"ceiling_gbytes\": %.1f}\n"
-                        : "backend %s, host instruction set %s, threads %d; ceilings of one host "
-                          "thread: %.1f GFLOP/s, %.1f GB/s\n",
-           ops->name, sl_isa_best()->name, options.threads, ceiling.gflops, ceiling.gbytes);
-    for (size_t i = 0; i < op_case_count; i++) {
-        const op_case_t *c = &op_cases[i];
-        if ((c->flags & BENCH) && (options.op == NULL || strcmp(options.op, op_name(c->op)) == 0)) {
-            bench(&options, ops, device, c, &ceiling);
-        }
+    bench.queued = *bench.ops;
+    bench.queued.synchronize = do_not_wait;
+    print_head(&bench);
+    bench_cases(&bench, op_cases, op_case_count, BENCH);
+    if (!bench.ops->host_memory) {
+        bench_cases(&bench, sl_real_cases, sl_real_case_count, 0);
     }
-    ops->close(device);
-    return 0;
+    bench.ops->close(bench.device);
+    return bench.failed;
 }
