@@ -1,8 +1,9 @@
 /*
  * Life of an attempt here: `reserve` takes pages and grants the prompt's ones to the prefill rank;
- * the commit makes it run from the next step on; each step gives one token, sent to the router at
- * once. However it ends, its pages come free when nobody can write to them any more, and the router
- * then hears `released`.
+ * the commit makes it run from the next step on; each step gives one token, sent to the router as
+ * soon as it is known, which may be when the next step is under way already. However it ends, its
+ * pages come free when nobody can write to them any more, this rank's own steps included, and the
+ * router then hears `released`.
  */
 #include "decode_node/decode.h"
 
@@ -19,7 +20,6 @@ struct sl_decode {
     uint64_t tokens_out;
     /* Rules and results of a step, [max_batch]. */
     int32_t *tokens;
-    bool logprobs; /* whether any request of the step wants them */
     sl_sample_row_t *rules;
     sl_logprobs_t *results;
 };
@@ -74,6 +74,15 @@ static sl_status_t remove_request(sl_decode_t *decode, sl_decode_request_t *requ
     return sl_rank_post_attempt(decode->rank, SL_MSG_RELEASED, attempt);
 }
 
+static sl_status_t end_running(sl_decode_t *decode, sl_decode_request_t *request)
+{
+    if (request->under_way == 0) {
+        return remove_request(decode, request);
+    }
+    sl_decode_requests_drain(decode->requests, request);
+    return SL_OK;
+}
+
 static sl_status_t on_reserve(sl_decode_t *decode, const sl_msg_reserve_t *message)
 {
     sl_decode_request_t *request = NULL;
@@ -100,11 +109,12 @@ static sl_status_t on_reserve(sl_decode_t *decode, const sl_msg_reserve_t *messa
 static sl_status_t on_cancel(sl_decode_t *decode, uint64_t attempt)
 {
     sl_decode_request_t *request = sl_decode_requests_find(decode->requests, attempt);
-    if (request == NULL || request->state == SL_DECODE_QUIESCING) {
+    if (request == NULL || request->state == SL_DECODE_QUIESCING ||
+        request->state == SL_DECODE_DRAINING) {
         return SL_OK; /* its end has been told already, or is under way */
     }
     if (request->state == SL_DECODE_RUNNING) {
-        return remove_request(decode, request);
+        return end_running(decode, request);
     }
     sl_decode_requests_quiesce(decode->requests, request);
     return SL_OK;
@@ -156,7 +166,7 @@ static sl_status_t decode_on_event(void *self, const sl_transfer_event_t *event)
     sl_decode_t *decode = self;
     sl_decode_request_t *request = sl_decode_requests_find(decode->requests, event->attempt);
     if (request == NULL || request->generation != event->generation ||
-        request->state == SL_DECODE_RUNNING) {
+        request->state == SL_DECODE_RUNNING || request->state == SL_DECODE_DRAINING) {
         sl_log_warn("ignored transfer event %d for attempt %llu generation %u", (int)event->type,
                     (unsigned long long)event->attempt, event->generation);
         return SL_OK;
@@ -186,24 +196,46 @@ static void decode_plan(void *self, sl_step_t *step)
     sl_decode_requests_plan(decode->requests, step);
 }
 
-static sl_status_t decode_forward(void *self, sl_model_t *model, const sl_batch_t *batch)
+/* Rules of the step's rows; those of padding are of no request. */
+static void make_rules(sl_decode_t *decode, sl_decode_rows_t in_step, uint32_t rows)
+{
+    const sl_model_config_t *config = sl_rank_config(decode->rank);
+    for (uint32_t i = 0; i < in_step.count; i++) {
+        const sl_decode_request_t *request = in_step.requests[i];
+        uint32_t index = request->outputs + request->under_way - 1;
+        sl_rule_make(config, &request->sampling, index, &decode->rules[i]);
+    }
+    for (uint32_t i = in_step.count; i < rows; i++) {
+        decode->rules[i] = (sl_sample_row_t){.logprobs = -1};
+    }
+}
+
+static bool want_logprobs(sl_decode_rows_t rows)
+{
+    for (uint32_t i = 0; i < rows.count; i++) {
+        if (rows.requests[i]->sampling.logprobs >= 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static sl_status_t decode_forward(void *self, sl_model_t *model, const sl_batch_t *step_batch)
 {
     sl_decode_t *decode = self;
-    const sl_model_config_t *config = sl_rank_config(decode->rank);
-    uint32_t count;
-    sl_decode_request_t **in_step = sl_decode_requests_in_step(decode->requests, &count);
-    decode->logprobs = false;
-    for (uint32_t i = 0; i < count; i++) {
-        sl_rule_make(config, &in_step[i]->sampling, in_step[i]->outputs, &decode->rules[i]);
-        decode->logprobs = decode->logprobs || in_step[i]->sampling.logprobs >= 0;
-    }
-    for (uint32_t i = count; i < batch->rows; i++) {
-        decode->rules[i] = (sl_sample_row_t){.logprobs = -1}; /* padding */
-    }
+    sl_decode_rows_t in_step = sl_decode_requests_in_step(decode->requests);
+    sl_batch_t batch = *step_batch;
     bool chooses =
         decode->options.rank.attention == SL_ATTENTION_DP || decode->options.rank.rank == 0;
-    return sl_decode_forward(model, config->num_hidden_layers, batch,
-                             chooses ? decode->rules : NULL);
+    if (chooses) {
+        make_rules(decode, in_step, batch.rows);
+        batch.rules = decode->rules;
+    }
+    SL_TRY(sl_decode_forward(model, sl_rank_config(decode->rank)->num_hidden_layers, &batch));
+    if (!chooses || in_step.count == 0) {
+        return SL_OK;
+    }
+    return sl_model_fetch(model, in_step.count, want_logprobs(in_step));
 }
 
 static sl_status_t give_token(sl_decode_t *decode, sl_decode_request_t *request, int32_t token,
@@ -216,19 +248,23 @@ static sl_status_t give_token(sl_decode_t *decode, sl_decode_request_t *request,
     decode->tokens_out++;
     SL_TRY(sl_rank_post_token(decode->rank, request->attempt, index, token,
                               sampling->logprobs >= 0 ? logprobs : NULL, finish));
-    return finish == SL_FINISH_NONE ? SL_OK : remove_request(decode, request);
+    return finish == SL_FINISH_NONE ? SL_OK : end_running(decode, request);
 }
 
 static sl_status_t decode_finish(void *self, sl_step_t *step)
 {
     sl_decode_t *decode = self;
-    uint32_t count;
     (void)step;
-    sl_decode_request_t **in_step = sl_decode_requests_in_step(decode->requests, &count);
-    SL_TRY(sl_model_chosen(sl_rank_model(decode->rank), count, decode->tokens,
-                           decode->logprobs ? decode->results : NULL));
-    for (uint32_t i = 0; i < count; i++) {
-        SL_TRY(give_token(decode, in_step[i], decode->tokens[i], &decode->results[i]));
+    sl_decode_rows_t ended = sl_decode_requests_step_ended(decode->requests);
+    SL_TRY(sl_model_fetched(sl_rank_model(decode->rank), ended.count, decode->tokens,
+                            want_logprobs(ended) ? decode->results : NULL));
+    for (uint32_t i = 0; i < ended.count; i++) {
+        sl_decode_request_t *request = ended.requests[i];
+        if (request->state == SL_DECODE_RUNNING) {
+            SL_TRY(give_token(decode, request, decode->tokens[i], &decode->results[i]));
+        } else if (request->under_way == 0) { /* it ended before this token, which nobody gets */
+            SL_TRY(remove_request(decode, request));
+        }
     }
     return SL_OK;
 }

@@ -11,6 +11,7 @@
 typedef struct {
     sl_rank_options_t rank;
     uint64_t max_batch; /* requests at once, on this rank (TP attention: on the group) */
+    int async_scheduling; /* sl_async_t */
 } sl_decode_options_t;
 
 typedef struct sl_decode sl_decode_t;

@@ -1,6 +1,6 @@
 #include "decode_node/forward.h"
 
-static sl_status_t issue(sl_model_t *model, uint32_t layers, uint32_t chosen_rows)
+static sl_status_t issue(sl_model_t *model, uint32_t layers, const sl_batch_t *batch)
 {
     float *logits;
     SL_TRY(sl_model_embed(model));
@@ -10,25 +10,21 @@ static sl_status_t issue(sl_model_t *model, uint32_t layers, uint32_t chosen_row
         SL_TRY(sl_model_attention_end(model, layer));
         SL_TRY(sl_model_mlp(model, layer));
     }
-    if (chosen_rows == 0) {
-        return SL_OK;
+    if (batch->rules != NULL && batch->rows > 0) {
+        SL_TRY(sl_model_logits(model, NULL, batch->rows, &logits));
+        SL_TRY(sl_model_choose(model, logits, batch->rows, true)); /* logprobs where wanted */
     }
-    SL_TRY(sl_model_logits(model, NULL, chosen_rows, &logits));
-    return sl_model_choose(model, logits, chosen_rows, true); /* of the rows that want them */
+    return sl_model_share_chosen(model);
 }
 
-sl_status_t sl_decode_forward(sl_model_t *model, uint32_t layers, const sl_batch_t *batch,
-                              const sl_sample_row_t *rules)
+sl_status_t sl_decode_forward(sl_model_t *model, uint32_t layers, const sl_batch_t *batch)
 {
     bool must_issue;
     SL_TRY(sl_model_begin(model, batch));
-    if (rules != NULL) {
-        SL_TRY(sl_model_set_rules(model, rules, batch->rows));
-    }
     SL_TRY(sl_model_record_begin(model, &must_issue));
     if (!must_issue) {
         return SL_OK;
     }
-    SL_TRY(issue(model, layers, rules != NULL ? batch->rows : 0));
+    SL_TRY(issue(model, layers, batch));
     return sl_model_record_end(model);
 }

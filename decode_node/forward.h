@@ -9,9 +9,9 @@
 #include "common/base/status.h"
 #include "kernels/layers/model.h"
 
-/* rules[batch->rows], padding rows included; NULL: no tokens are chosen here (TP attention, ranks
- * other than 0). The results are taken by sl_model_chosen(). */
+/* Issues the step and does not wait for it. batch->rules NULL: no tokens are chosen here (TP
+ * attention, ranks other than 0). Results: sl_model_fetch(). */
 SL_MUST_USE sl_status_t sl_decode_forward(sl_model_t *model, uint32_t layers,
-                                          const sl_batch_t *batch, const sl_sample_row_t *rules);
+                                          const sl_batch_t *batch);
 
 #endif

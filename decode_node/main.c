@@ -10,6 +10,8 @@ static const sl_option_t table[] = {
     SL_RANK_OPTION_ROWS(sl_decode_options_t, rank),
     {"max-batch", SL_OPTION_U64, offsetof(sl_decode_options_t, max_batch), "256",
      "Requests held at once by this rank.", 1, 65536, NULL},
+    {"async-scheduling", SL_OPTION_CHOICE, offsetof(sl_decode_options_t, async_scheduling), "auto",
+     "Issue a step before the last one's tokens are known; auto: on GPUs.", 0, 0, "off|on|auto"},
 };
 
 static const sl_options_t options_table = {
@@ -61,6 +63,7 @@ int main(int argc, char **argv)
         .absorbed = true,
         .buckets = buckets,
         .bucket_count = make_buckets(batch, buckets),
+        .async_scheduling = (sl_async_t)options.async_scheduling,
         .max_running = options.max_batch,
     };
     int code = sl_rank_main(&params, sl_decode_attach);

@@ -8,8 +8,11 @@
 
 struct sl_decode_requests {
     sl_pages_t *pages;
-    sl_decode_request_t **all, **in_step;
-    uint32_t count, max_requests, running, in_step_count;
+    sl_decode_request_t **all;
+    uint32_t count, max_requests;
+    sl_decode_rows_t steps[SL_DECODE_STEPS]; /* a ring; lists are [max_requests] */
+    uint32_t first_step, steps_under_way;
+    uint32_t planned; /* in `steps`: what was planned last */
     uint32_t generation;
 };
 
@@ -22,9 +25,13 @@ sl_status_t sl_decode_requests_create(uint32_t page_count, uint32_t max_requests
     }
     requests->max_requests = max_requests;
     requests->all = calloc(max_requests, sizeof(*requests->all));
-    requests->in_step = calloc(max_requests, sizeof(*requests->in_step));
     sl_status_t status = SL_OK;
-    if (requests->all == NULL || requests->in_step == NULL) {
+    bool taken = requests->all != NULL;
+    for (uint32_t i = 0; i < SL_DECODE_STEPS; i++) {
+        requests->steps[i].requests = calloc(max_requests, sizeof(*requests->all));
+        taken = taken && requests->steps[i].requests != NULL;
+    }
+    if (!taken) {
         status = sl_error(SL_ERR_NO_MEMORY, "%u requests: out of memory", max_requests);
     }
     if (status == SL_OK) {
@@ -53,7 +60,9 @@ void sl_decode_requests_destroy(sl_decode_requests_t *requests)
         free_request(requests->all[i]);
     }
     free(requests->all);
-    free(requests->in_step);
+    for (uint32_t i = 0; i < SL_DECODE_STEPS; i++) {
+        free(requests->steps[i].requests);
+    }
     sl_pages_destroy(requests->pages);
     free(requests);
 }
@@ -131,7 +140,13 @@ void sl_decode_requests_start(sl_decode_requests_t *requests, sl_decode_request_
     request->state = SL_DECODE_RUNNING;
     request->last_token = first_token;
     request->outputs = 1;
-    requests->running++;
+}
+
+void sl_decode_requests_drain(sl_decode_requests_t *requests, sl_decode_request_t *request)
+{
+    (void)requests;
+    SL_ASSERT(request->state == SL_DECODE_RUNNING && request->under_way > 0);
+    request->state = SL_DECODE_DRAINING;
 }
 
 void sl_decode_requests_quiesce(sl_decode_requests_t *requests, sl_decode_request_t *request)
@@ -154,11 +169,11 @@ static void free_pages(sl_decode_requests_t *requests, sl_decode_request_t *requ
     }
     sl_pages_move(requests->pages, request->attempt, request->pages, request->page_count,
                   SL_PAGE_IN_USE, SL_PAGE_FREE);
-    requests->running--;
 }
 
 void sl_decode_requests_remove(sl_decode_requests_t *requests, sl_decode_request_t *request)
 {
+    SL_ASSERT(request->under_way == 0);
     free_pages(requests, request);
     for (uint32_t i = 0; i < requests->count; i++) {
         if (requests->all[i] == request) {
@@ -171,29 +186,61 @@ void sl_decode_requests_remove(sl_decode_requests_t *requests, sl_decode_request
     free_request(request);
 }
 
+static bool wants_row(const sl_decode_request_t *request)
+{
+    return request->state == SL_DECODE_RUNNING &&
+           request->outputs + request->under_way < request->sampling.max_tokens;
+}
+
 bool sl_decode_requests_ready(const sl_decode_requests_t *requests)
 {
-    return requests->running > 0;
+    for (uint32_t i = 0; i < requests->count; i++) {
+        if (wants_row(requests->all[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void add_row(sl_step_t *step, sl_decode_rows_t *rows, sl_decode_request_t *request)
+{
+    uint32_t position = request->prompt_len + request->outputs + request->under_way - 1;
+    int32_t token = request->under_way > 0 ? -1 - (int32_t)request->row : request->last_token;
+    sl_step_add(step, &token, 1, position, request->pages, request->page_count);
+    request->row = rows->count;
+    request->under_way++;
+    rows->requests[rows->count++] = request;
 }
 
 void sl_decode_requests_plan(sl_decode_requests_t *requests, sl_step_t *step)
 {
-    requests->in_step_count = 0;
+    SL_ASSERT(requests->steps_under_way < SL_DECODE_STEPS);
+    requests->planned = (requests->first_step + requests->steps_under_way) % SL_DECODE_STEPS;
+    sl_decode_rows_t *rows = &requests->steps[requests->planned];
+    rows->count = 0;
     for (uint32_t i = 0; i < requests->count && !sl_step_full(step); i++) {
-        sl_decode_request_t *request = requests->all[i];
-        if (request->state != SL_DECODE_RUNNING) {
-            continue;
+        if (wants_row(requests->all[i])) {
+            add_row(step, rows, requests->all[i]);
         }
-        uint32_t position = request->prompt_len + request->outputs - 1;
-        sl_step_add(step, &request->last_token, 1, position, request->pages, request->page_count);
-        requests->in_step[requests->in_step_count++] = request;
     }
+    requests->steps_under_way += rows->count > 0;
 }
 
-sl_decode_request_t **sl_decode_requests_in_step(sl_decode_requests_t *requests, uint32_t *count_p)
+sl_decode_rows_t sl_decode_requests_in_step(const sl_decode_requests_t *requests)
 {
-    *count_p = requests->in_step_count;
-    return requests->in_step;
+    return requests->steps[requests->planned];
+}
+
+sl_decode_rows_t sl_decode_requests_step_ended(sl_decode_requests_t *requests)
+{
+    SL_ASSERT(requests->steps_under_way > 0);
+    sl_decode_rows_t rows = requests->steps[requests->first_step];
+    requests->first_step = (requests->first_step + 1) % SL_DECODE_STEPS;
+    requests->steps_under_way--;
+    for (uint32_t i = 0; i < rows.count; i++) {
+        rows.requests[i]->under_way--;
+    }
+    return rows;
 }
 
 uint32_t sl_decode_requests_count(const sl_decode_requests_t *requests)

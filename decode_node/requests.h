@@ -2,9 +2,15 @@
  * The attempts a decode rank holds and their pages. No network and no arithmetic here. Engine
  * thread.
  *
- *   FILLING ---commit---> RUNNING ---stop, length, cancel---> gone
- *      |  \---release, writer lost---> gone
+ *   FILLING ---commit---> RUNNING ---stop, length, cancel---> gone, or, while a step that has a
+ *      |  \                                                    row of it is under way: DRAINING
+ *      |   \---release, writer lost---> gone                       \---the step has ended---> gone
  *      +---cancel---> QUIESCING ---commit, release, writer lost---> gone
+ *
+ * A step may be planned before the tokens of the one before it are known (SL_DECODE_STEPS of them
+ * under way): its rows then take their input from that step's rows, on the device. A request that
+ * turns out to have ended with that token has a row too many, whose token is dropped and whose
+ * latent goes to a page that is still the request's own.
  *
  * A request takes all pages it can ever need when it is reserved (prompt and max_tokens), so a
  * running request never waits for memory. Only the prompt's pages are granted to the writer; the
@@ -20,7 +26,14 @@
 #include "common/wire/messages.h"
 #include "node/step.h"
 
-typedef enum { SL_DECODE_FILLING, SL_DECODE_RUNNING, SL_DECODE_QUIESCING } sl_decode_state_t;
+#define SL_DECODE_STEPS 2u
+
+typedef enum {
+    SL_DECODE_FILLING,
+    SL_DECODE_RUNNING,
+    SL_DECODE_DRAINING,
+    SL_DECODE_QUIESCING
+} sl_decode_state_t;
 
 typedef struct {
     uint64_t attempt;
@@ -32,8 +45,16 @@ typedef struct {
     uint32_t *pages;
     uint32_t prompt_pages, page_count;
     uint32_t outputs;   /* tokens known so far; the first came with the commit */
-    int32_t last_token; /* output outputs - 1: the next step's input */
+    int32_t last_token; /* output outputs - 1 */
+    uint32_t under_way; /* steps with a row of it whose tokens are not known yet */
+    uint32_t row;       /* its row in the last of them */
 } sl_decode_request_t;
+
+/* The requests of one step, in the order of its rows. */
+typedef struct {
+    sl_decode_request_t **requests;
+    uint32_t count;
+} sl_decode_rows_t;
 
 typedef struct sl_decode_requests sl_decode_requests_t;
 
@@ -55,15 +76,24 @@ void sl_decode_requests_start(sl_decode_requests_t *requests, sl_decode_request_
 /* FILLING -> QUIESCING: given up while the writer may write. */
 void sl_decode_requests_quiesce(sl_decode_requests_t *requests, sl_decode_request_t *request);
 
+/* RUNNING -> DRAINING: over, but a step under way still writes to its pages. */
+void sl_decode_requests_drain(sl_decode_requests_t *requests, sl_decode_request_t *request);
+
 /* Frees the request and its pages; nobody can write to them any more. */
 void sl_decode_requests_remove(sl_decode_requests_t *requests, sl_decode_request_t *request);
 
+/* Whether any request wants a row: it may have more outputs than are known or under way. */
 bool sl_decode_requests_ready(const sl_decode_requests_t *requests);
 
-/* Adds one row for each running request, at most what fits; sl_decode_requests_in_step() lists them
- * in step order. */
+/* Adds one row for each request that wants one, at most what fits, and counts the step as under way
+ * if it has rows. At most SL_DECODE_STEPS may be. */
 void sl_decode_requests_plan(sl_decode_requests_t *requests, sl_step_t *step);
-sl_decode_request_t **sl_decode_requests_in_step(sl_decode_requests_t *requests, uint32_t *count_p);
+
+/* The rows of the step planned last; borrowed until the next plan. */
+sl_decode_rows_t sl_decode_requests_in_step(const sl_decode_requests_t *requests);
+
+/* The oldest step under way has ended: its rows, as before; borrowed until the next plan. */
+sl_decode_rows_t sl_decode_requests_step_ended(sl_decode_requests_t *requests);
 
 uint32_t sl_decode_requests_count(const sl_decode_requests_t *requests);
 const sl_pages_t *sl_decode_requests_pages(const sl_decode_requests_t *requests);

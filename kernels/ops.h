@@ -35,7 +35,7 @@ typedef struct sl_graph sl_graph_t; /* recorded work, ready to be launched again
 struct sl_collectives;
 struct sl_group;
 
-#define SL_MARKS_MAX 64
+#define SL_MARKS_MAX 68
 
 typedef struct {
     int index;   /* which accelerator; 0 on the CPU */
@@ -52,11 +52,13 @@ typedef struct {
     uint32_t page_count, layers, page_tokens, width;
 } sl_cache_t;
 
-/* out[T][H] = table[ids[t]] */
+/* out[T][H] = table[ids[t]]. An id below 0 stands for previous[-1 - id]: a token that was chosen on
+ * the device and may not be known to the host yet. */
 typedef struct {
-    void *out;          /* act [T][H] */
-    const int32_t *ids; /* [T], each in [0, V) */
-    const void *table;  /* wt [V][H] */
+    void *out;               /* act [T][H] */
+    const int32_t *ids;      /* [T], each below V */
+    const int32_t *previous; /* as long as ids ask for, each in [0, V); NULL: no id is below 0 */
+    const void *table;       /* wt [V][H] */
     uint32_t rows, width;
 } sl_embed_t;
 
@@ -153,10 +155,11 @@ typedef struct {
     uint32_t q_rope_row_stride, q_rope_head_stride; /* both needed */
     sl_cache_t cache;
     uint32_t layer;
-    const int32_t *block_table; /* [requests][table_stride] page ids */
+    const int32_t *pages;       /* page ids of all requests, one request after the other */
+    const int32_t *page_begin;  /* [requests]: where in `pages` those of a request begin */
     const int32_t *row_request; /* [T]; NULL: row t is request t */
     const int32_t *kv_len;      /* [T] */
-    uint32_t rows, heads, kv_lora, table_stride;
+    uint32_t rows, heads, kv_lora;
     float scale;
 } sl_attn_absorbed_t;
 
@@ -288,6 +291,13 @@ typedef struct sl_ops {
     sl_status_t (*alloc)(sl_device_t *device, size_t bytes, const char *what, void **memory_p);
     void (*free)(sl_device_t *device, void *memory);
 
+    /* Host memory that uploads and downloads reach without holding up the host: it belongs to the
+     * copy until the stream has come that far. At start only. */
+    sl_status_t (*alloc_host)(sl_device_t *device, size_t bytes, const char *what, void **memory_p);
+    void (*free_host)(sl_device_t *device, void *memory);
+
+    /* Ordinary host memory is free again when upload returns, and filled after the next
+     * synchronize(); either call may wait for the stream. alloc_host() memory: see there. */
     sl_status_t (*upload)(sl_device_t *device, sl_stream_t *stream, void *to, const void *host,
                           size_t bytes);
     sl_status_t (*download)(sl_device_t *device, sl_stream_t *stream, void *host, const void *from,

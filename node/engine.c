@@ -158,6 +158,21 @@ static uint32_t bucket_of(const sl_rank_t *rank, const uint32_t *rank_rows)
     return params->buckets[i];
 }
 
+/* Steps that may stay unfinished when the next one has been issued. */
+static uint32_t steps_ahead(const sl_rank_t *rank)
+{
+    sl_async_t async = rank->params.async_scheduling;
+    return async == SL_ASYNC_ON || (async == SL_ASYNC_AUTO && sl_model_records(rank->model));
+}
+
+static sl_status_t finish_steps(sl_rank_t *rank, uint32_t keep)
+{
+    for (; rank->unfinished > keep; rank->unfinished--) {
+        SL_TRY(rank->params.ops->finish(rank->params.self, rank->step));
+    }
+    return SL_OK;
+}
+
 static sl_status_t make_step(sl_rank_t *rank)
 {
     const sl_rank_ops_t *ops = rank->params.ops;
@@ -182,9 +197,9 @@ static sl_status_t make_step(sl_rank_t *rank)
         uint32_t bucket = bucket_of(rank, rank_rows);
         SL_TRY(ops->forward(self, rank->model, sl_step_batch(rank->step, rank_rows, bucket)));
         rank->forward_us += sl_now_us() - forward_us;
-        if (plans(rank) && sl_step_rows(rank->step) > 0) {
-            SL_TRY(ops->finish(self, rank->step));
-        }
+        bool own = plans(rank) && sl_step_rows(rank->step) > 0;
+        rank->unfinished += own;
+        SL_TRY(finish_steps(rank, own ? steps_ahead(rank) : 0));
         rank->step_us += sl_now_us() - started_us;
     }
     rank->steps++;
@@ -227,6 +242,10 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
         bool wanted = plans(rank) && ops->has_work(rank->params.self);
         if (rank->joined && (wanted || sl_group_peer_waits(rank->group))) {
             status = make_step(rank);
+        } else if (rank->unfinished > 0) {
+            sl_rank_publish(rank, true);
+            status = finish_steps(rank, 0);
+            rank->progress++;
         } else {
             sleep_until_work(rank);
         }

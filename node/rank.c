@@ -107,8 +107,9 @@ static sl_status_t create_model(sl_rank_t *rank)
         .mem_fraction = options->mem_fraction,
     };
     SL_TRY(sl_model_create(&params, &rank->model));
-    SL_TRY(sl_step_create(params.max_rows, params.max_requests, sl_model_table_stride(rank->model),
-                          params.tp, sl_model_page_count(rank->model), &rank->step));
+    SL_TRY(sl_step_create(params.max_rows, params.max_requests,
+                          sl_model_sequence_pages(rank->model), params.tp,
+                          sl_model_page_count(rank->model), &rank->step));
     rank->plan = calloc(1, sl_step_plan_max(rank->step));
     if (rank->plan == NULL) {
         return sl_error(SL_ERR_NO_MEMORY, "step plan of %u bytes: out of memory",

@@ -11,8 +11,9 @@
  *   plan        the pool's choice of own rows (DP attention: every rank; TP attention: rank 0)
  *   exchange    the step record; a wholly idle group goes back to sleep
  *   broadcast   the plan of rank 0 (TP attention only)
- *   forward     the pool's forward pass over the batch
- *   finish      sampling and results of own rows
+ *   forward     the pool's forward pass over the batch, issued to the device
+ *   finish      results of own rows; with asynchronous scheduling those of the step before, so that
+ *               the device has its next step before the host has read the last one's tokens
  *
  * Threads: this loop is the engine thread (the main thread); the node's net thread and the
  * transfer thread meet it through rings. SIGTERM and SIGINT end the loop; a failed group, a refused
@@ -81,6 +82,10 @@ typedef struct {
      "Least level of the lines logged.", 0, 0, "debug|info|warn|error"}
 /* clang-format on */
 
+/* Whether a step is issued before the one before it is finished. AUTO: where the backend works by
+ * itself while the host goes on; on the others a token would only wait for the next step. */
+typedef enum { SL_ASYNC_OFF, SL_ASYNC_ON, SL_ASYNC_AUTO } sl_async_t;
+
 typedef struct sl_rank sl_rank_t;
 
 /* A pool's part of the engine. `self` is the pool's own state. Every callback runs on the engine
@@ -95,7 +100,8 @@ typedef struct {
     /* Fills the cleared step with own rows; may leave it empty. */
     void (*plan)(void *self, sl_step_t *step);
     sl_status_t (*forward)(void *self, sl_model_t *model, const sl_batch_t *batch);
-    /* Results of the step that was planned. */
+    /* Results of the oldest step with own rows that has been issued; `step` is the one planned
+     * last (the same one, without asynchronous scheduling). */
     sl_status_t (*finish)(void *self, sl_step_t *step);
     /* Fills pages_free, pages_quiescing, running, queued_tokens, tokens_out. */
     void (*figures)(void *self, sl_msg_heartbeat_t *figures);
@@ -112,6 +118,7 @@ typedef struct {
      * max_rows. NULL: any number. */
     const uint32_t *buckets;
     uint32_t bucket_count;
+    sl_async_t async_scheduling;
     uint64_t max_running, max_queued_tokens; /* told to the router */
 } sl_rank_params_t;
 

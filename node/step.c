@@ -13,7 +13,7 @@ typedef struct {
 } entry_t;
 
 struct sl_step {
-    uint32_t max_rows, max_requests, table_stride, ranks, page_count;
+    uint32_t max_rows, max_requests, sequence_pages, ranks, page_count;
     size_t max_pages; /* of all requests together */
     uint32_t rows, requests, pages;
     entry_t *entries;  /* [max_requests] */
@@ -23,8 +23,7 @@ struct sl_step {
 
     int32_t *positions; /* [max_rows] */
     int64_t *slots;     /* [max_rows] */
-    int32_t *row_begin; /* [max_requests + 1] */
-    int32_t *block_table;
+    int32_t *row_begin, *page_begin; /* [max_requests + 1] */
     uint32_t *rank_rows, *rank_valid;
     sl_batch_t batch;
 };
@@ -37,14 +36,15 @@ static size_t plan_words(size_t rows, size_t requests, size_t pages)
     return PLAN_HEAD_WORDS + requests * ENTRY_WORDS + rows + pages;
 }
 
-sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests, uint32_t table_stride,
+sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests, uint32_t sequence_pages,
                            uint32_t ranks, uint32_t page_count, sl_step_t **step_p)
 {
-    size_t max_pages = (size_t)max_requests * table_stride;
+    size_t max_pages = (size_t)max_requests * sequence_pages;
+    max_pages = max_pages < page_count ? max_pages : page_count;
     if (plan_words(max_rows, max_requests, max_pages) > UINT32_MAX / sizeof(int32_t)) {
         return sl_error(SL_ERR_CONFIG,
                         "step of %u requests with up to %u pages each: expected fewer requests",
-                        max_requests, table_stride);
+                        max_requests, sequence_pages);
     }
     sl_step_t *step = calloc(1, sizeof(*step));
     if (step == NULL) {
@@ -54,7 +54,7 @@ sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests, uint32_t ta
     step->max_requests = max_requests;
     step->max_pages = max_pages;
     step->page_count = page_count;
-    step->table_stride = table_stride;
+    step->sequence_pages = sequence_pages;
     step->ranks = ranks;
     step->entries = calloc(max_requests, sizeof(*step->entries));
     step->tokens = calloc(max_rows, sizeof(*step->tokens));
@@ -63,12 +63,12 @@ sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests, uint32_t ta
     step->positions = calloc(max_rows, sizeof(*step->positions));
     step->slots = calloc(max_rows, sizeof(*step->slots));
     step->row_begin = calloc(max_requests + 1, sizeof(*step->row_begin));
-    step->block_table = calloc(step->max_pages, sizeof(*step->block_table));
+    step->page_begin = calloc(max_requests + 1, sizeof(*step->page_begin));
     step->rank_rows = calloc(ranks, sizeof(*step->rank_rows));
     step->rank_valid = calloc(ranks, sizeof(*step->rank_valid));
     if (step->entries == NULL || step->tokens == NULL || step->page_ids == NULL ||
         step->plan == NULL || step->positions == NULL || step->slots == NULL ||
-        step->row_begin == NULL || step->block_table == NULL || step->rank_rows == NULL ||
+        step->row_begin == NULL || step->page_begin == NULL || step->rank_rows == NULL ||
         step->rank_valid == NULL) {
         sl_step_destroy(step);
         return sl_error(SL_ERR_NO_MEMORY, "step of %u rows and %u requests: out of memory",
@@ -90,7 +90,7 @@ void sl_step_destroy(sl_step_t *step)
     free(step->positions);
     free(step->slots);
     free(step->row_begin);
-    free(step->block_table);
+    free(step->page_begin);
     free(step->rank_rows);
     free(step->rank_valid);
     free(step);
@@ -126,7 +126,8 @@ void sl_step_add(sl_step_t *step, const int32_t *tokens, uint32_t rows, uint32_t
 {
     SL_ASSERT(!sl_step_full(step) && rows > 0 && rows <= sl_step_rows_left(step));
     uint32_t needed = (first_position + rows + SL_PAGE_TOKENS - 1) / SL_PAGE_TOKENS;
-    SL_ASSERT(needed <= page_count && needed <= step->table_stride);
+    SL_ASSERT(needed <= page_count && needed <= step->sequence_pages);
+    SL_ASSERT(step->pages + needed <= step->max_pages);
     step->entries[step->requests++] =
         (entry_t){(int32_t)first_position, (int32_t)rows, (int32_t)needed};
     memcpy(step->tokens + step->rows, tokens, rows * sizeof(*tokens));
@@ -140,14 +141,14 @@ void sl_step_add(sl_step_t *step, const int32_t *tokens, uint32_t rows, uint32_t
 static void derive_request(sl_step_t *step, uint32_t request, uint32_t row, uint32_t page)
 {
     const entry_t *entry = &step->entries[request];
-    int32_t *table = step->block_table + (size_t)request * step->table_stride;
+    const int32_t *pages = step->page_ids + page;
     step->row_begin[request] = (int32_t)row;
-    memcpy(table, step->page_ids + page, (size_t)entry->pages * sizeof(*table));
+    step->page_begin[request] = (int32_t)page;
     for (int32_t i = 0; i < entry->rows; i++) {
         int32_t position = entry->first_position + i;
         step->positions[row + (uint32_t)i] = position;
         step->slots[row + (uint32_t)i] =
-            (int64_t)table[position / SL_PAGE_TOKENS] * SL_PAGE_TOKENS + position % SL_PAGE_TOKENS;
+            (int64_t)pages[position / SL_PAGE_TOKENS] * SL_PAGE_TOKENS + position % SL_PAGE_TOKENS;
     }
 }
 
@@ -171,6 +172,7 @@ const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows, uint
         page += (uint32_t)step->entries[r].pages;
     }
     step->row_begin[step->requests] = (int32_t)row;
+    step->page_begin[step->requests] = (int32_t)page;
     memcpy(step->rank_rows, rank_rows, step->ranks * sizeof(*rank_rows));
     if (padded_rows > 0) {
         derive_padding(step, padded_rows);
@@ -188,7 +190,8 @@ const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows, uint
         .slots = step->slots,
         .requests = step->requests,
         .row_begin = step->row_begin,
-        .block_table = step->block_table,
+        .pages = step->page_ids,
+        .page_begin = step->page_begin,
         .rank_rows = step->rank_rows,
     };
     return &step->batch;
@@ -227,19 +230,25 @@ uint32_t sl_step_plan_max(const sl_step_t *step)
                       sizeof(int32_t));
 }
 
-/* Whether the entries add up to the rows and pages announced, each with the pages it needs. */
+/* Whether the entries add up to the rows and pages announced, each with the pages it needs, and
+ * tokens and pages are such as there may be. */
 static bool entries_fit(const sl_step_t *step)
 {
     uint64_t rows = 0, pages = 0;
     for (uint32_t r = 0; r < step->requests; r++) {
         const entry_t *entry = &step->entries[r];
         if (entry->rows < 1 || entry->first_position < 0 || entry->pages < 1 ||
-            (uint32_t)entry->pages > step->table_stride ||
+            (uint32_t)entry->pages > step->sequence_pages ||
             (int64_t)entry->pages * SL_PAGE_TOKENS < (int64_t)entry->first_position + entry->rows) {
             return false;
         }
         rows += (uint32_t)entry->rows;
         pages += (uint32_t)entry->pages;
+    }
+    for (uint32_t i = 0; i < step->rows; i++) {
+        if (step->tokens[i] < -(int32_t)step->max_rows) {
+            return false; /* the choice of a row that no step has */
+        }
     }
     for (uint32_t i = 0; i < step->pages; i++) {
         if (step->page_ids[i] < 0 || (uint32_t)step->page_ids[i] >= step->page_count) {

@@ -15,10 +15,10 @@
 
 typedef struct sl_step sl_step_t;
 
-/* table_stride: pages of the longest sequence. page_count: of the rank; a plan with another page is
- * refused. SL_ERR_CONFIG where plans would pass 4 GiB. */
+/* sequence_pages: of the longest sequence. page_count: of the rank, each of them in one request at
+ * most; a plan with another page is refused. SL_ERR_CONFIG where plans would pass 4 GiB. */
 SL_MUST_USE sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests,
-                                       uint32_t table_stride, uint32_t ranks, uint32_t page_count,
+                                       uint32_t sequence_pages, uint32_t ranks, uint32_t page_count,
                                        sl_step_t **step_p);
 void sl_step_destroy(sl_step_t *step);
 
@@ -28,14 +28,15 @@ uint32_t sl_step_requests(const sl_step_t *step);
 uint32_t sl_step_rows_left(const sl_step_t *step);
 bool sl_step_full(const sl_step_t *step); /* no request fits any more */
 
-/* Adds `rows` tokens of a request, at positions first_position, first_position + 1, ... `pages`
- * are the request's pages in token order, at least those that hold the positions. The caller has
- * checked that rows fit (asserted). */
+/* Adds `rows` tokens of a request, at positions first_position, first_position + 1, ...; a token
+ * below 0 is one that the device knows (sl_batch_t). `pages` are the request's pages in token
+ * order, at least those that hold the positions. The caller has checked that rows fit (asserted).
+ */
 void sl_step_add(sl_step_t *step, const int32_t *tokens, uint32_t rows, uint32_t first_position,
                  const uint32_t *pages, uint32_t page_count);
 
-/* The batch of the step; valid until the step changes. rank_rows[ranks] is copied. With
- * `padded_rows` > 0 the batch has that many rows, and rank_rows is what is real of each rank's
+/* The batch of the step, without rules; valid until the step changes. rank_rows[ranks] is copied.
+ * With `padded_rows` > 0 the batch has that many rows, and rank_rows is what is real of each rank's
  * padded_rows; it must hold the step's rows, and fit max_rows. */
 const sl_batch_t *sl_step_batch(sl_step_t *step, const uint32_t *rank_rows, uint32_t padded_rows);
 

@@ -3,7 +3,7 @@
 sl_status_t sl_prefill_forward(const sl_prefill_forward_t *forward, sl_model_t *model,
                                const sl_batch_t *batch)
 {
-    uint32_t run_end[SL_MARKS_MAX], runs = 0, begin = 0;
+    uint32_t run_end[SL_MODEL_MARKS_MAX], runs = 0, begin = 0;
     SL_TRY(sl_model_begin(model, batch));
     SL_TRY(sl_model_embed(model));
     for (uint32_t layer = 0; layer < forward->layers; layer++) {
@@ -19,7 +19,7 @@ sl_status_t sl_prefill_forward(const sl_prefill_forward_t *forward, sl_model_t *
         bool last = layer + 1 == forward->layers;
         uint32_t since = layer + 1 - (runs > 0 ? run_end[runs - 1] : 0);
         if (last || (forward->push_layers > 0 && since >= forward->push_layers &&
-                     runs + 1 < SL_MARKS_MAX)) {
+                     runs + 1 < SL_MODEL_MARKS_MAX)) {
             SL_TRY(sl_model_mark(model, runs));
             run_end[runs++] = layer + 1;
         }

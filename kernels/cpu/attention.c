@@ -257,17 +257,19 @@ static void absorbed_block(const sl_isa_t *isa, const sl_attn_absorbed_t *p, siz
 static void absorbed_heads(const sl_isa_t *isa, const sl_attn_absorbed_t *p, size_t t, size_t head,
                            size_t rows)
 {
-    size_t request = p->row_request != NULL ? (size_t)p->row_request[t] : t;
-    const int32_t *pages = p->block_table + request * p->table_stride;
     size_t page_tokens = p->cache.page_tokens, tokens = (size_t)p->kv_len[t];
     float *out = (float *)p->out + (t * p->heads + head) * p->kv_lora;
     running_t running[HEADS];
-    SL_ASSERT(p->kv_len[t] >= 0 && tokens <= p->table_stride * page_tokens);
+    SL_ASSERT(p->kv_len[t] >= 0);
+    if (tokens == 0) { /* a padding row: it may have no request */
+        memset(out, 0, rows * p->kv_lora * sizeof(float));
+        return;
+    }
+    size_t request = p->row_request != NULL ? (size_t)p->row_request[t] : t;
+    SL_ASSERT(p->page_begin[request] >= 0);
+    const int32_t *pages = p->pages + p->page_begin[request];
     for (size_t i = 0; i < rows; i++) {
         running[i] = (running_t){.max = -INFINITY, .sum = 0};
-    }
-    if (tokens == 0) {
-        memset(out, 0, rows * p->kv_lora * sizeof(float));
     }
     for (size_t j = 0; j < tokens;) {
         int32_t page = pages[j / page_tokens];

@@ -6,9 +6,15 @@
 
 sl_status_t sl_cpu_embed(sl_device_t *device, sl_stream_t *stream, const sl_embed_t *p)
 {
-    sl_take_rows_t take = {
-        .out = p->out, .x = p->table, .index = p->ids, .rows = p->rows, .width = p->width};
-    return sl_cpu_take_rows(device, stream, &take);
+    (void)device, (void)stream;
+    for (size_t t = 0; t < p->rows; t++) {
+        SL_ASSERT(p->ids[t] >= 0 || p->previous != NULL);
+        int32_t id = p->ids[t] >= 0 ? p->ids[t] : p->previous[-1 - p->ids[t]];
+        SL_ASSERT(id >= 0);
+        memcpy((float *)p->out + t * p->width, (const float *)p->table + (size_t)id * p->width,
+               p->width * sizeof(float));
+    }
+    return SL_OK;
 }
 
 sl_status_t sl_cpu_take_rows(sl_device_t *device, sl_stream_t *stream, const sl_take_rows_t *p)

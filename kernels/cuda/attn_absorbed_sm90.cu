@@ -214,16 +214,16 @@ static sl_status_t attend_tiles(sl_device_t *device, sl_stream_t *stream,
     args.out = (sl_bf16_t *)p->out;
     args.q_latent = (const sl_bf16_t *)p->q_latent;
     args.q_rope = (const sl_bf16_t *)p->q_rope;
-    args.pages = (const sl_bf16_t *)p->cache.base + p->layer * layer_elements;
+    args.cache = (const sl_bf16_t *)p->cache.base + p->layer * layer_elements;
     args.page_stride = p->cache.layers * layer_elements;
-    args.block_table = p->block_table;
+    args.pages = p->pages;
+    args.page_begin = p->page_begin;
     args.kv_len = p->kv_len;
     args.plan = plan;
     args.sums = (float *)memory;
     args.stats = (float2 *)((char *)memory + sums_bytes);
     args.q_rope_row_stride = p->q_rope_row_stride;
     args.q_rope_head_stride = p->q_rope_head_stride;
-    args.table_stride = p->table_stride;
     args.heads = p->heads;
     args.tile_heads = shape.tile_heads;
     args.scale_log2 = p->scale * SL_LOG2_E;
@@ -264,10 +264,11 @@ static __global__ void __launch_bounds__(SL_GENERIC_WARPS *SL_WARP)
     }
     const size_t row = item / p.heads, head = item % p.heads;
     const uint32_t tokens = (uint32_t)p.kv_len[row];
-    const size_t request = tokens == 0 ? 0 : p.row_request != NULL ? p.row_request[row] : row;
+    const size_t request = p.row_request != NULL ? p.row_request[row] : row;
+    const int32_t begin = tokens == 0 ? 0 : p.page_begin[request];
     const size_t layer_elements = (size_t)p.cache.page_tokens * p.cache.width;
     const absorbed_locate locate = {(const sl_bf16_t *)p.cache.base + p.layer * layer_elements,
-                                    p.block_table + request * p.table_stride,
+                                    p.pages + begin,
                                     p.cache.layers * layer_elements,
                                     p.cache.page_tokens,
                                     p.cache.width,

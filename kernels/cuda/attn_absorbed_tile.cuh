@@ -51,13 +51,13 @@
 
 typedef struct {
     sl_bf16_t *out;
-    const sl_bf16_t *q_latent, *q_rope, *pages; /* pages: of the layer */
-    const int32_t *block_table, *kv_len;
+    const sl_bf16_t *q_latent, *q_rope, *cache; /* cache: of the layer */
+    const int32_t *pages, *page_begin, *kv_len;
     const sl_plan_t *plan;
     float *sums;   /* partial: [slot][head tile][ROWS][512] */
     float2 *stats; /* [slot][head tile][ROWS]: maximum in units of log2, sum of weights */
     size_t page_stride;
-    uint32_t q_rope_row_stride, q_rope_head_stride, table_stride;
+    uint32_t q_rope_row_stride, q_rope_head_stride;
     uint32_t heads, tile_heads; /* in all; of a tile and row. Tile row = row * tile_heads + head */
     float scale_log2;
 } sl_tile_args_t;
@@ -97,37 +97,39 @@ typedef struct {
 
 /* The walk over the part's pieces. `page` is loaded one entry before it is needed. */
 typedef struct {
-    int32_t item, unit_begin, unit_end; /* of the part */
-    int32_t row, rows, request, tokens; /* the item's */
+    int32_t item, unit_begin, unit_end;    /* of the part */
+    int32_t row, rows, tokens, page_begin; /* the item's */
     sl_plan_piece_t piece;
     int32_t step, page;
     bool live;
 } sl_tile_loader_t;
 
-__device__ static __forceinline__ void sl_tile_enter_item(const sl_plan_t *plan,
+__device__ static __forceinline__ void sl_tile_enter_item(const sl_tile_args_t &args,
                                                           sl_tile_loader_t *l)
 {
+    const sl_plan_t *plan = args.plan;
     const int4 item = *reinterpret_cast<const int4 *>(&plan->item[l->item]);
     const int32_t end = plan->item[l->item + 1].unit;
     l->tokens = plan->item[l->item].tokens;
     l->row = item.x;
     l->rows = item.y;
-    l->request = item.z;
     l->piece = sl_plan_piece(item.w, end, l->unit_begin, l->unit_end);
     l->step = -1;
     l->live = item.w < l->unit_end && (l->piece.steps == 0 || l->piece.begin < l->piece.end);
+    l->page_begin = l->piece.steps > 0 ? args.page_begin[item.z] : 0; /* padding may have none */
 }
 
-__device__ static __forceinline__ void sl_tile_start(const sl_plan_t *plan, uint32_t part,
+__device__ static __forceinline__ void sl_tile_start(const sl_tile_args_t &args, uint32_t part,
                                                      sl_tile_loader_t *l)
 {
+    const sl_plan_t *plan = args.plan;
     l->item = plan->part_item[part];
     l->unit_begin = (int32_t)part * plan->part_units;
     l->unit_end = min(l->unit_begin + plan->part_units, plan->units);
     l->page = 0;
     l->live = l->item < plan->items;
     if (l->live) {
-        sl_tile_enter_item(plan, l);
+        sl_tile_enter_item(args, l);
     }
 }
 
@@ -136,13 +138,13 @@ __device__ static __forceinline__ void sl_tile_next(const sl_tile_args_t &args, 
     const int32_t next = l->step < 0 ? l->piece.begin : l->step + 1;
     if (next < l->piece.end) {
         l->step = next;
-        l->page = args.block_table[(size_t)l->request * args.table_stride + (uint32_t)next];
+        l->page = args.pages[l->page_begin + next];
         return;
     }
     l->item++;
     l->live = l->item < args.plan->items;
     if (l->live) {
-        sl_tile_enter_item(args.plan, l);
+        sl_tile_enter_item(args, l);
     }
 }
 
@@ -155,7 +157,7 @@ __device__ static __forceinline__ void sl_tile_copy_page(const sl_tile_args_t &a
     const uint32_t row = threadIdx.x / 8, chunk = threadIdx.x % 8;
     const int32_t left = l.tokens - l.step * (int32_t)SL_TILE_TOKENS;
     const sl_bf16_t *from =
-        args.pages + (size_t)l.page * args.page_stride + row * SL_TILE_WIDTH + chunk * 8;
+        args.cache + (size_t)l.page * args.page_stride + row * SL_TILE_WIDTH + chunk * 8;
     to += row * SL_ROW_BYTES + (chunk ^ (row % 8)) * 16;
 #pragma unroll
     for (uint32_t i = 0; i < SL_TILE_TOKENS / (SL_TILE_THREADS / 8); i++) {
@@ -500,7 +502,7 @@ static __global__ void __launch_bounds__(SL_TILE_THREADS, 1)
     const uint32_t at = sl_shared_address(shared);
     sl_tile_loader_t loader;
     sl_tile_state<ROWS> state;
-    sl_tile_start(args.plan, blockIdx.y, &loader);
+    sl_tile_start(args, blockIdx.y, &loader);
     if (!loader.live) {
         return;
     }

@@ -36,6 +36,9 @@ void sl_cuda_close(sl_device_t *device);
 sl_status_t sl_cuda_memory(sl_device_t *device, uint64_t *free_bytes, uint64_t *total_bytes);
 sl_status_t sl_cuda_alloc(sl_device_t *device, size_t bytes, const char *what, void **memory_p);
 void sl_cuda_free(sl_device_t *device, void *memory);
+sl_status_t sl_cuda_alloc_host(sl_device_t *device, size_t bytes, const char *what,
+                               void **memory_p);
+void sl_cuda_free_host(sl_device_t *device, void *memory);
 sl_status_t sl_cuda_upload(sl_device_t *device, sl_stream_t *stream, void *to, const void *host,
                            size_t bytes);
 sl_status_t sl_cuda_download(sl_device_t *device, sl_stream_t *stream, void *host, const void *from,

@@ -18,19 +18,26 @@ __device__ static inline void copy_row(T *__restrict__ to, const T *__restrict__
     }
 }
 
+/* An index below 0 stands for previous[-1 - index], as sl_embed_t has it. */
 template <typename T>
 __global__ static void __launch_bounds__(SL_TILE_THREADS)
-    gather_kernel(T *out, const T *table, const int32_t *index, uint32_t rows, uint32_t pieces)
+    gather_kernel(T *out, const T *table, const int32_t *index, const int32_t *previous,
+                  uint32_t rows, uint32_t pieces)
 {
     uint32_t row;
     if (!sl_tile_row(rows, &row)) {
         return;
     }
-    copy_row(out + (size_t)row * pieces, table + (size_t)index[row] * pieces, pieces);
+    int32_t from = index[row];
+    if (from < 0) {
+        from = previous[-1 - from];
+    }
+    copy_row(out + (size_t)row * pieces, table + (size_t)from * pieces, pieces);
 }
 
 static sl_status_t gather(sl_device_t *device, sl_stream_t *stream, const char *what, void *out,
-                          const void *table, const int32_t *index, uint32_t rows, uint32_t width)
+                          const void *table, const int32_t *index, const int32_t *previous,
+                          uint32_t rows, uint32_t width)
 {
     if (rows == 0 || width == 0) {
         return SL_OK;
@@ -40,23 +47,24 @@ static sl_status_t gather(sl_device_t *device, sl_stream_t *stream, const char *
         uint32_t pieces = width / SL_VEC;
         sl_tile_t tile = sl_tile(rows, pieces, device->sm_count);
         SL_LAUNCH(what, gather_kernel<uint4>, tile.grid, tile.block, 0, on, (uint4 *)out,
-                  (const uint4 *)table, index, rows, pieces);
+                  (const uint4 *)table, index, previous, rows, pieces);
     } else {
         sl_tile_t tile = sl_tile(rows, width, device->sm_count);
         SL_LAUNCH(what, gather_kernel<sl_bf16_t>, tile.grid, tile.block, 0, on, (sl_bf16_t *)out,
-                  (const sl_bf16_t *)table, index, rows, width);
+                  (const sl_bf16_t *)table, index, previous, rows, width);
     }
     return SL_OK;
 }
 
 sl_status_t sl_cuda_embed(sl_device_t *device, sl_stream_t *stream, const sl_embed_t *p)
 {
-    return gather(device, stream, "embed", p->out, p->table, p->ids, p->rows, p->width);
+    return gather(device, stream, "embed", p->out, p->table, p->ids, p->previous, p->rows,
+                  p->width);
 }
 
 sl_status_t sl_cuda_take_rows(sl_device_t *device, sl_stream_t *stream, const sl_take_rows_t *p)
 {
-    return gather(device, stream, "take_rows", p->out, p->x, p->index, p->rows, p->width);
+    return gather(device, stream, "take_rows", p->out, p->x, p->index, NULL, p->rows, p->width);
 }
 
 template <typename T>

@@ -138,7 +138,7 @@ static sl_status_t attend_prefix_piece(sl_model_t *model, uint32_t layer, uint32
         .out = work->prefix_latent,
         .cache = model->cache,
         .layer = layer,
-        .pages = work->block_table + (size_t)request * model->table_stride,
+        .pages = work->pages + model->batch.page_begin[request],
         .first = first,
         .count = count,
     };
@@ -209,13 +209,13 @@ static sl_attn_absorbed_t absorbed_call(const sl_model_t *model, uint32_t layer)
         .q_rope_head_stride = config->qk_head_dim,
         .cache = model->cache,
         .layer = layer,
-        .block_table = work->block_table,
+        .pages = work->pages,
+        .page_begin = work->page_begin,
         .row_request = work->row_request,
         .kv_len = work->kv_len,
         .rows = model->batch.rows,
         .heads = heads,
         .kv_lora = config->kv_lora_rank,
-        .table_stride = model->table_stride,
         .scale = config->softmax_scale,
     };
 }

@@ -2,6 +2,8 @@
  * The end of a step: final norm and LM head on the rows that need logits, sampling, logprobs.
  * The residual stream is left as it is, so that rows may be asked for in several blocks.
  */
+#include <string.h>
+
 #include "kernels/layers/model_internal.h"
 
 static sl_status_t take_rows(sl_model_t *model, const void *x, uint32_t count, void *out)
@@ -59,13 +61,6 @@ sl_status_t sl_model_logits(sl_model_t *model, const int32_t *rows, uint32_t cou
     return SL_OK;
 }
 
-sl_status_t sl_model_set_rules(sl_model_t *model, const sl_sample_row_t *rules, uint32_t count)
-{
-    SL_ASSERT(count <= model->params.max_logit_rows);
-    return model->ops->upload(model->device, model->stream, model->work.rules, rules,
-                              count * sizeof(*rules));
-}
-
 sl_status_t sl_model_choose(sl_model_t *model, const float *logits, uint32_t count, bool logprobs)
 {
     sl_workspace_t *work = &model->work;
@@ -80,26 +75,30 @@ sl_status_t sl_model_choose(sl_model_t *model, const float *logits, uint32_t cou
     return model->ops->sample(model->device, model->stream, &sample);
 }
 
-sl_status_t sl_model_chosen(sl_model_t *model, uint32_t count, int32_t *tokens,
-                            sl_logprobs_t *logprobs)
+/* A token id travels as activations: the bytes are copied, whatever they mean. */
+sl_status_t sl_model_share_chosen(sl_model_t *model)
 {
-    const sl_ops_t *ops = model->ops;
+    const sl_collectives_t *group = &model->collectives;
     sl_workspace_t *work = &model->work;
-    SL_TRY(ops->download(model->device, model->stream, tokens, work->sampled,
-                         count * sizeof(*tokens)));
-    if (logprobs != NULL) {
-        SL_TRY(ops->download(model->device, model->stream, logprobs, work->logprobs,
-                             count * sizeof(*logprobs)));
+    if (model->batch.rows == 0 || work->previous != work->shared) {
+        return SL_OK; /* everybody chooses for itself */
     }
-    return ops->synchronize(model->device, model->stream);
+    return group->all_gather(group, model->stream, work->sampled, model->batch.rank_rows,
+                             (uint32_t)(sizeof(int32_t) / model->act_bytes), work->shared);
 }
 
 sl_status_t sl_model_sample(sl_model_t *model, const float *logits, const sl_sample_row_t *rules,
                             uint32_t count, int32_t *tokens, sl_logprobs_t *logprobs)
 {
-    SL_TRY(sl_model_set_rules(model, rules, count));
+    sl_workspace_t *work = &model->work;
+    SL_ASSERT(count <= model->params.max_logit_rows && model->fetches == 0);
+    work->rules = work->sample_rules;
+    memcpy(model->host_rules, rules, count * sizeof(*rules));
+    SL_TRY(model->ops->upload(model->device, model->stream, work->rules, model->host_rules,
+                              count * sizeof(*rules)));
     SL_TRY(sl_model_choose(model, logits, count, logprobs != NULL));
-    return sl_model_chosen(model, count, tokens, logprobs);
+    SL_TRY(sl_model_fetch(model, count, logprobs != NULL));
+    return sl_model_fetched(model, count, tokens, logprobs);
 }
 
 sl_status_t sl_model_token_logprobs(sl_model_t *model, const float *logits, const int32_t *targets,

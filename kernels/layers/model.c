@@ -75,15 +75,13 @@ void sl_model_destroy(sl_model_t *model)
             }
         }
         model->ops->collectives_close(model->device, &model->collectives);
+        sl_model_free_staging(model);
         for (uint32_t i = 0; i < model->item_count; i++) {
             model->ops->free(model->device, model->items[i]);
         }
         sl_weights_free(model->ops, model->device, model->weights);
         model->ops->close(model->device);
     }
-    free(model->host_kv_len);
-    free(model->host_row_request);
-    free(model->host_row_valid);
     free(model);
 }
 
@@ -110,68 +108,9 @@ uint32_t sl_model_page_count(const sl_model_t *model)
     return model->cache.page_count;
 }
 
-uint32_t sl_model_table_stride(const sl_model_t *model)
+uint32_t sl_model_sequence_pages(const sl_model_t *model)
 {
-    return model->table_stride;
-}
-
-/* What the operations want a row at a time: its request, and how many cached tokens it sees. */
-static void derive_rows(sl_model_t *model)
-{
-    const sl_batch_t *batch = &model->batch;
-    for (uint32_t r = 0; r < batch->requests; r++) {
-        for (int32_t row = batch->row_begin[r]; row < batch->row_begin[r + 1]; row++) {
-            model->host_row_request[row] = (int32_t)r;
-            model->host_kv_len[row] = batch->positions[row] + 1;
-        }
-    }
-    for (uint32_t row = (uint32_t)batch->row_begin[batch->requests]; row < batch->rows; row++) {
-        model->host_row_request[row] = 0;
-        model->host_kv_len[row] = 0;
-    }
-}
-
-/* Which rows of the MLPs' input are real: own ones, or the group's one rank after the other. */
-static uint32_t derive_valid(sl_model_t *model)
-{
-    const sl_batch_t *batch = &model->batch;
-    bool gathers = model->params.attention == SL_ATTENTION_DP;
-    uint32_t first = gathers ? 0 : model->params.rank;
-    uint32_t last = gathers ? model->params.tp : first + 1;
-    uint32_t row = 0;
-    for (uint32_t r = first; r < last; r++) {
-        for (uint32_t i = 0; i < batch->rank_rows[r]; i++) {
-            model->host_row_valid[row++] = i < batch->rank_valid[r];
-        }
-    }
-    return row;
-}
-
-static sl_status_t upload_batch(sl_model_t *model)
-{
-    const sl_batch_t *batch = &model->batch;
-    const sl_workspace_t *work = &model->work;
-    size_t valid_rows = batch->rank_valid != NULL ? derive_valid(model) : 0;
-    const struct {
-        void *to;
-        const void *host;
-        size_t bytes;
-    } copies[] = {
-        {work->tokens, batch->tokens, batch->rows * sizeof(int32_t)},
-        {work->positions, batch->positions, batch->rows * sizeof(int32_t)},
-        {work->slots, batch->slots, batch->rows * sizeof(int64_t)},
-        {work->kv_len, model->host_kv_len, batch->rows * sizeof(int32_t)},
-        {work->row_request, model->host_row_request, batch->rows * sizeof(int32_t)},
-        {work->row_valid, model->host_row_valid, valid_rows},
-        {work->row_begin, batch->row_begin, (batch->requests + 1) * sizeof(int32_t)},
-        {work->block_table, batch->block_table,
-         (size_t)batch->requests * model->table_stride * sizeof(int32_t)},
-    };
-    for (size_t i = 0; i < sizeof(copies) / sizeof(copies[0]); i++) {
-        SL_TRY(model->ops->upload(model->device, model->stream, copies[i].to, copies[i].host,
-                                  copies[i].bytes));
-    }
-    return SL_OK;
+    return model->sequence_pages;
 }
 
 sl_status_t sl_model_begin(sl_model_t *model, const sl_batch_t *batch)
@@ -179,13 +118,10 @@ sl_status_t sl_model_begin(sl_model_t *model, const sl_batch_t *batch)
     SL_ASSERT(batch->rows <= model->params.max_rows);
     SL_ASSERT(batch->requests <= model->params.max_requests);
     SL_ASSERT(batch->rank_rows[model->params.rank] == batch->rows);
+    SL_ASSERT(batch->rules == NULL || batch->rows <= model->params.max_logit_rows);
     model->batch = *batch;
     model->hidden_pending = false;
-    if (batch->rows == 0) {
-        return SL_OK;
-    }
-    derive_rows(model);
-    return upload_batch(model);
+    return batch->rows > 0 ? sl_model_send_batch(model) : SL_OK;
 }
 
 sl_status_t sl_model_embed(sl_model_t *model)
@@ -196,6 +132,7 @@ sl_status_t sl_model_embed(sl_model_t *model)
     sl_embed_t embed = {
         .out = model->work.residual,
         .ids = model->work.tokens,
+        .previous = model->work.previous,
         .table = model->weights->embed,
         .rows = model->batch.rows,
         .width = model->config->hidden_size,

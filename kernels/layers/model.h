@@ -43,7 +43,7 @@ typedef struct {
     uint32_t max_logit_rows;   /* of one sl_model_logits() */
     uint32_t page_count; /* 0: as many as fit, see mem_fraction (host backends: SL_HOST_PAGES) */
     double mem_fraction; /* of the memory free at start, for weights, workspace and pages; 0: 0.9 */
-    uint32_t table_pages; /* pages of the longest sequence; 0: of the model's longest */
+    uint32_t sequence_pages; /* of the longest sequence; 0: of the model's longest */
 } sl_model_params_t;
 
 SL_MUST_USE sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_p);
@@ -58,24 +58,28 @@ SL_MUST_USE sl_status_t sl_model_bind_thread(sl_model_t *model);
 /* The page pool: page p at base + p * page_bytes, device memory. */
 void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p);
 uint32_t sl_model_page_count(const sl_model_t *model);
-uint32_t sl_model_table_stride(const sl_model_t *model); /* pages of the longest sequence */
+uint32_t sl_model_sequence_pages(const sl_model_t *model); /* of the longest sequence */
 
-/* One step's rows; host memory, borrowed until the step ends. Rows of a request are consecutive
- * and in position order. */
+/* One step's rows; host memory, borrowed until the step's last call. Rows of a request are
+ * consecutive and in position order. */
 typedef struct {
     uint32_t rows;            /* own rows, padding included; 0 for an idle rank */
-    const int32_t *tokens;    /* [rows] */
+    const int32_t *tokens;    /* [rows]; -1 - j: what was chosen for row j of the last step that
+                               * chose, which the host need not know yet */
     const int32_t *positions; /* [rows] */
     const int64_t *slots;     /* [rows]: page * SL_PAGE_TOKENS + offset; -1: padding */
     uint32_t requests;
-    const int32_t *row_begin;   /* [requests + 1]; rows from the last on are padding */
-    const int32_t *block_table; /* [requests][sl_model_table_stride()] */
-    const uint32_t *rank_valid; /* [tp]: of these, rows that are not padding; NULL: all */
-    const uint32_t
-        *rank_rows; /* [tp]: rows each rank feeds into the MLPs (equal with TP attention) */
+    const int32_t *row_begin;     /* [requests + 1]; rows from the last on are padding */
+    const int32_t *pages;         /* page ids of the requests, one request after the other */
+    const int32_t *page_begin;    /* [requests + 1]: where in `pages` each request's begin */
+    const sl_sample_row_t *rules; /* [rows] for sl_model_choose(); NULL: it will not be called */
+    const uint32_t *rank_rows;    /* [tp]: rows each rank feeds into the MLPs; equal with TP
+                                   * attention */
+    const uint32_t *rank_valid;   /* [tp]: of these, rows that are not padding; NULL: all */
 } sl_batch_t;
 
-/* Brings the step's arrays to the device; sl_model_embed() begins the residual stream. */
+/* Sends the step's arrays to the device; sl_model_embed() begins the residual stream. While the
+ * device is at work on one step the host may begin and issue the next one, not more. */
 SL_MUST_USE sl_status_t sl_model_begin(sl_model_t *model, const sl_batch_t *batch);
 SL_MUST_USE sl_status_t sl_model_embed(sl_model_t *model);
 SL_MUST_USE sl_status_t sl_model_attention_begin(sl_model_t *model, uint32_t layer);
@@ -89,16 +93,20 @@ SL_MUST_USE sl_status_t sl_model_mlp(sl_model_t *model, uint32_t layer);
 SL_MUST_USE sl_status_t sl_model_logits(sl_model_t *model, const int32_t *rows, uint32_t count,
                                         float **logits_p);
 
-/* Choosing tokens in three parts, of which the middle one may be recorded: rules to the device, the
- * choice, and the results to the host (which waits for them; `logprobs` NULL or [count]). */
-SL_MUST_USE sl_status_t sl_model_set_rules(sl_model_t *model, const sl_sample_row_t *rules,
-                                           uint32_t count);
+/* Chooses a token for each of the step's first `count` rows by the batch's rules. With TP attention
+ * all ranks call sl_model_share_chosen() after it, and hold what rank 0 chose. */
 SL_MUST_USE sl_status_t sl_model_choose(sl_model_t *model, const float *logits, uint32_t count,
                                         bool logprobs);
-SL_MUST_USE sl_status_t sl_model_chosen(sl_model_t *model, uint32_t count, int32_t *tokens,
-                                        sl_logprobs_t *logprobs);
+SL_MUST_USE sl_status_t sl_model_share_chosen(sl_model_t *model);
 
-/* The three in one. */
+/* What was chosen, on its way to the host: fetch sends for it without waiting; fetched waits for
+ * the oldest that was sent for, `count` rows of it. logprobs: NULL or [count]. Two may be under way.
+ */
+SL_MUST_USE sl_status_t sl_model_fetch(sl_model_t *model, uint32_t count, bool logprobs);
+SL_MUST_USE sl_status_t sl_model_fetched(sl_model_t *model, uint32_t count, int32_t *tokens,
+                                         sl_logprobs_t *logprobs);
+
+/* Choice by other rules and its results, all in one; nothing else may be under way. */
 SL_MUST_USE sl_status_t sl_model_sample(sl_model_t *model, const float *logits,
                                         const sl_sample_row_t *rules, uint32_t count,
                                         int32_t *tokens, sl_logprobs_t *logprobs);
@@ -113,7 +121,8 @@ SL_MUST_USE sl_status_t sl_model_record_begin(sl_model_t *model, bool *issue_p);
 SL_MUST_USE sl_status_t sl_model_record_end(sl_model_t *model);
 bool sl_model_records(const sl_model_t *model);
 
-/* See `mark` and `wait_mark` of sl_ops_t. */
+/* See `mark` and `wait_mark` of sl_ops_t; some marks are the model's own. */
+#define SL_MODEL_MARKS_MAX (SL_MARKS_MAX - 4)
 SL_MUST_USE sl_status_t sl_model_mark(sl_model_t *model, uint32_t mark);
 SL_MUST_USE sl_status_t sl_model_wait_mark(sl_model_t *model, uint32_t mark);
 

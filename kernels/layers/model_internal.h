@@ -13,11 +13,14 @@
 /* Step arrays and activations on the device. T: max_rows, G: gathered rows, B: rows of one pass
  * through the experts, h: local heads. act unless a comment says otherwise. */
 typedef struct {
+    void *inputs; /* bytes; the step's arrays, which lie where staging.c has put them: */
     int32_t *tokens, *positions, *kv_len, *row_request; /* [T] */
     int64_t *slots;                                     /* [T] */
     uint8_t *row_valid;                                 /* [G]: 0 for padding */
-    int32_t *row_begin;                                 /* [requests + 1] */
-    int32_t *block_table;                               /* [requests][table_stride] */
+    int32_t *row_begin, *page_begin;                    /* [requests + 1] */
+    int32_t *pages;                                     /* of all requests */
+    sl_sample_row_t *rules;                             /* [L] */
+
     int32_t *piece_begin; /* [4]: q 0, n; k 0, n of one prefix piece */
     float *cos_sin;       /* f32 [max_position][rope] */
 
@@ -45,9 +48,20 @@ typedef struct {
     void *logit_residual, *logit_hidden; /* [L][H] */
     float *logits;                       /* f32 [L][V] */
     int32_t *sampled;                    /* [L] */
+    int32_t *shared;                     /* TP attention: [tp][rows], rank 0's choice first */
+    const int32_t *previous;             /* what tokens below 0 stand for: sampled or shared */
     sl_logprobs_t *logprobs;             /* [L] */
-    sl_sample_row_t *rules;              /* [L] */
+    sl_sample_row_t *sample_rules;       /* [L]: rules of sl_model_sample() */
 } sl_workspace_t;
+
+#define SL_SIDES 2u
+
+/* Host memory of one step under way, see staging.c. */
+typedef struct {
+    void *inputs;
+    bool sent;
+    void *tokens, *logprobs; /* int32_t [L], sl_logprobs_t [L] */
+} sl_side_t;
 
 #define SL_WORKSPACE_ITEMS_MAX 64
 
@@ -72,14 +86,19 @@ struct sl_model {
     uint32_t gathered_max;  /* G */
     uint32_t block_rows;    /* B */
     uint32_t prefix_tokens; /* P */
-    uint32_t table_stride;
+    uint32_t sequence_pages; /* of the longest sequence */
+    uint32_t max_pages;      /* of all requests of a step together */
     sl_workspace_t work;
     void *items[SL_WORKSPACE_ITEMS_MAX]; /* every device allocation but the weights */
     uint32_t item_count;
     uint64_t work_bytes;
     uint64_t free_at_start;                  /* bytes of the device, before anything was taken */
-    int32_t *host_kv_len, *host_row_request; /* [T], derived from the batch */
-    uint8_t *host_row_valid;                 /* [G] */
+
+    size_t inputs_bytes;
+    sl_side_t sides[SL_SIDES];
+    uint32_t next_side;            /* of the next batch */
+    uint32_t first_fetch, fetches; /* the oldest under way, and how many are */
+    void *host_rules;              /* sl_sample_row_t [L] of sl_model_sample() */
 
     sl_recording_t recordings[SL_RECORDINGS_MAX];
     uint32_t recording_count;
@@ -91,6 +110,11 @@ struct sl_model {
 
 /* kernels/layers/attention.c: the step's schedule of absorbed attention, where there is one. */
 SL_MUST_USE sl_status_t sl_model_plan_absorbed(sl_model_t *model);
+
+/* kernels/layers/staging.c; the free one before the device closes. */
+SL_MUST_USE sl_status_t sl_model_take_staging(sl_model_t *model);
+void sl_model_free_staging(sl_model_t *model);
+SL_MUST_USE sl_status_t sl_model_send_batch(sl_model_t *model);
 
 /* kernels/layers/workspace.c */
 SL_MUST_USE sl_status_t sl_model_take_workspace(sl_model_t *model);

@@ -27,18 +27,9 @@ static sl_status_t take(sl_model_t *model, const char *what, size_t elements, si
 
 static sl_status_t take_step_arrays(sl_model_t *model)
 {
-    sl_workspace_t *work = &model->work;
-    size_t rows = model->params.max_rows, requests = model->params.max_requests;
-    SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->tokens));
-    SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->positions));
-    SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->kv_len));
-    SL_TRY(take(model, "step arrays", rows, sizeof(int32_t), &work->row_request));
-    SL_TRY(take(model, "step arrays", rows, sizeof(int64_t), &work->slots));
-    SL_TRY(take(model, "step arrays", model->gathered_max, sizeof(uint8_t), &work->row_valid));
-    SL_TRY(take(model, "step arrays", requests + 1, sizeof(int32_t), &work->row_begin));
-    SL_TRY(take(model, "block tables", requests * model->table_stride, sizeof(int32_t),
-                &work->block_table));
-    return take(model, "step arrays", 4, sizeof(int32_t), &work->piece_begin);
+    SL_TRY(sl_model_take_staging(model));
+    SL_TRY(take(model, "step arrays", model->inputs_bytes, 1, &model->work.inputs));
+    return take(model, "step arrays", 4, sizeof(int32_t), &model->work.piece_begin);
 }
 
 static sl_status_t take_attention(sl_model_t *model)
@@ -106,8 +97,13 @@ static sl_status_t take_logits(sl_model_t *model)
     SL_TRY(take(model, "logits", rows * hidden, model->act_bytes, &work->logit_hidden));
     SL_TRY(take(model, "logits", rows * model->config->vocab_size, sizeof(float), &work->logits));
     SL_TRY(take(model, "sampling", rows, sizeof(int32_t), &work->sampled));
+    work->previous = work->sampled;
+    if (model->params.attention == SL_ATTENTION_TP && model->params.tp > 1) {
+        SL_TRY(take(model, "sampling", rows * model->params.tp, sizeof(int32_t), &work->shared));
+        work->previous = work->shared;
+    }
     SL_TRY(take(model, "sampling", rows, sizeof(sl_logprobs_t), &work->logprobs));
-    return take(model, "sampling", rows, sizeof(sl_sample_row_t), &work->rules);
+    return take(model, "sampling", rows, sizeof(sl_sample_row_t), &work->sample_rules);
 }
 
 /* cos and sin of every position. The angle is rounded to f32, as in the published code. */
@@ -173,6 +169,12 @@ static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uin
     return SL_OK;
 }
 
+static size_t page_bytes(const sl_model_t *model)
+{
+    return (size_t)model->config->num_hidden_layers * SL_PAGE_TOKENS * model->config->latent_width *
+           model->act_bytes;
+}
+
 static sl_status_t take_pages(sl_model_t *model)
 {
     sl_cache_t *cache = &model->cache;
@@ -180,37 +182,41 @@ static sl_status_t take_pages(sl_model_t *model)
     cache->layers = model->config->num_hidden_layers;
     cache->page_tokens = SL_PAGE_TOKENS;
     cache->width = model->config->latent_width;
-    size_t page = (size_t)cache->layers * cache->page_tokens * cache->width;
     if (cache->page_count == 0 && model->ops->host_memory) {
         cache->page_count = SL_HOST_PAGES;
     } else if (cache->page_count == 0) {
-        SL_TRY(fitting_pages(model, page * model->act_bytes, &cache->page_count));
+        SL_TRY(fitting_pages(model, page_bytes(model), &cache->page_count));
     }
-    return take(model, "latent pages", cache->page_count * page, model->act_bytes, &cache->base);
+    return take(model, "latent pages", cache->page_count, page_bytes(model), &cache->base);
+}
+
+/* Pages that the requests of a step can have together: what there may be in all, at most. */
+static uint32_t most_pages(const sl_model_t *model)
+{
+    const sl_model_params_t *params = &model->params;
+    uint64_t all = params->page_count;
+    if (all == 0) {
+        all = model->ops->host_memory ? SL_HOST_PAGES : model->free_at_start / page_bytes(model);
+    }
+    uint64_t wanted = (uint64_t)params->max_requests * model->sequence_pages;
+    return (uint32_t)(wanted < all ? wanted : all);
 }
 
 sl_status_t sl_model_take_workspace(sl_model_t *model)
 {
     uint32_t positions = model->config->max_position_embeddings;
     const sl_model_params_t *params = &model->params;
-    model->table_stride = (positions + SL_PAGE_TOKENS - 1) / SL_PAGE_TOKENS;
-    if (params->table_pages > 0 && params->table_pages < model->table_stride) {
-        model->table_stride = params->table_pages;
+    model->sequence_pages = (positions + SL_PAGE_TOKENS - 1) / SL_PAGE_TOKENS;
+    if (params->sequence_pages > 0 && params->sequence_pages < model->sequence_pages) {
+        model->sequence_pages = params->sequence_pages;
     }
+    model->max_pages = most_pages(model);
     model->gathered_max =
         params->attention == SL_ATTENTION_DP ? params->max_rows * params->tp : params->max_rows;
     model->block_rows =
         model->gathered_max < SL_MOE_BLOCK_ROWS ? model->gathered_max : SL_MOE_BLOCK_ROWS;
     model->prefix_tokens =
         params->max_rows < SL_PREFIX_BLOCK_TOKENS ? params->max_rows : SL_PREFIX_BLOCK_TOKENS;
-    model->host_kv_len = calloc(params->max_rows, sizeof(int32_t));
-    model->host_row_request = calloc(params->max_rows, sizeof(int32_t));
-    model->host_row_valid = calloc(model->gathered_max, sizeof(uint8_t));
-    if (model->host_kv_len == NULL || model->host_row_request == NULL ||
-        model->host_row_valid == NULL) {
-        return sl_error(SL_ERR_NO_MEMORY, "step arrays of %u rows: out of host memory",
-                        params->max_rows);
-    }
     SL_TRY(take_rotations(model));
     SL_TRY(take_step_arrays(model));
     SL_TRY(take_attention(model));

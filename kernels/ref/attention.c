@@ -176,7 +176,8 @@ sl_status_t sl_ref_attn_merge(sl_device_t *device, sl_stream_t *stream, const sl
 static const float *request_token(const sl_attn_absorbed_t *p, size_t request, uint32_t token)
 {
     uint32_t page_tokens = p->cache.page_tokens;
-    int32_t page = p->block_table[request * p->table_stride + token / page_tokens];
+    SL_ASSERT(p->page_begin[request] >= 0);
+    int32_t page = p->pages[(size_t)p->page_begin[request] + token / page_tokens];
     SL_ASSERT(page >= 0 && (uint32_t)page < p->cache.page_count);
     return sl_host_cached_token(&p->cache, p->layer, (uint32_t)page, token % page_tokens);
 }
@@ -202,11 +203,15 @@ sl_status_t sl_ref_attn_absorbed(sl_device_t *device, sl_stream_t *stream,
 {
     (void)device, (void)stream;
     double *scores;
-    SL_TRY(take_scores((size_t)p->table_stride * p->cache.page_tokens, &scores));
+    int32_t longest = 0;
+    for (size_t t = 0; t < p->rows; t++) {
+        SL_ASSERT(p->kv_len[t] >= 0);
+        longest = p->kv_len[t] > longest ? p->kv_len[t] : longest;
+    }
+    SL_TRY(take_scores((size_t)longest, &scores));
     for (size_t t = 0; t < p->rows; t++) {
         size_t request = p->row_request != NULL ? (size_t)p->row_request[t] : t;
         uint32_t tokens = (uint32_t)p->kv_len[t];
-        SL_ASSERT(tokens <= p->table_stride * p->cache.page_tokens);
         for (size_t i = 0; i < p->heads; i++) {
             float *out = (float *)p->out + (t * p->heads + i) * p->kv_lora;
             for (uint32_t j = 0; j < tokens; j++) {

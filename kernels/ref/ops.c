@@ -71,9 +71,14 @@ static sl_status_t ref_embed(sl_device_t *device, sl_stream_t *stream, const sl_
     float *out = p->out;
     const float *table = p->table;
     for (size_t t = 0; t < p->rows; t++) {
-        SL_ASSERT(p->ids[t] >= 0);
+        int32_t id = p->ids[t];
+        if (id < 0) {
+            SL_ASSERT(p->previous != NULL);
+            id = p->previous[-1 - id];
+        }
+        SL_ASSERT(id >= 0);
         for (size_t i = 0; i < p->width; i++) {
-            out[t * p->width + i] = table[(size_t)p->ids[t] * p->width + i];
+            out[t * p->width + i] = table[(size_t)id * p->width + i];
         }
     }
     return SL_OK;
@@ -207,6 +212,8 @@ const sl_ops_t sl_ref_ops = {
     .memory = ref_memory,
     .alloc = ref_alloc,
     .free = ref_free,
+    .alloc_host = ref_alloc,
+    .free_host = ref_free,
     .upload = ref_copy,
     .download = ref_copy,
     .synchronize = ref_synchronize,

@@ -28,9 +28,11 @@ static sl_status_t one_step(rig_t *rig, int32_t token, uint32_t position, int32_
     const sl_sample_row_t greedy = {.logprobs = -1};
     sl_step_clear(rig->step);
     sl_step_add(rig->step, &token, rows, position, rig->pages, PAGES);
-    const sl_batch_t *batch = sl_step_batch(rig->step, &rows, 0);
-    SL_TRY(sl_decode_forward(rig->model, rig->layers, batch, &greedy));
-    return sl_model_chosen(rig->model, 1, next_p, NULL);
+    sl_batch_t batch = *sl_step_batch(rig->step, &rows, 0);
+    batch.rules = &greedy;
+    SL_TRY(sl_decode_forward(rig->model, rig->layers, &batch));
+    SL_TRY(sl_model_fetch(rig->model, 1, false));
+    return sl_model_fetched(rig->model, 1, next_p, NULL);
 }
 
 static sl_status_t measure(rig_t *rig, uint32_t prompt, uint32_t steps)
@@ -80,7 +82,7 @@ int main(int argc, char **argv)
     }
     sl_status_t status = sl_model_create(&params, &rig.model);
     if (status == SL_OK) {
-        status = sl_step_create(1, 1, sl_model_table_stride(rig.model), 1, PAGES, &rig.step);
+        status = sl_step_create(1, 1, sl_model_sequence_pages(rig.model), 1, PAGES, &rig.step);
     }
     if (status == SL_OK) {
         status = measure(&rig, prompt, steps);

@@ -216,9 +216,14 @@ static sl_status_t decode_step(rank_t *self, uint32_t batch, uint32_t position)
         sl_step_add(self->step, self->next + i, 1, position, pages_of(self, i),
                     self->pages_a_request);
     }
-    SL_TRY(sl_decode_forward(self->model, self->layers,
-                             sl_step_batch(self->step, rank_rows, bucket), self->rules));
-    return sl_model_chosen(self->model, mine, self->next, NULL);
+    sl_batch_t step = *sl_step_batch(self->step, rank_rows, bucket);
+    step.rules = self->rules;
+    SL_TRY(sl_decode_forward(self->model, self->layers, &step));
+    if (mine == 0) {
+        return SL_OK;
+    }
+    SL_TRY(sl_model_fetch(self->model, mine, false));
+    return sl_model_fetched(self->model, mine, self->next, NULL);
 }
 
 static sl_status_t barrier(rank_t *self)
@@ -404,11 +409,12 @@ static sl_status_t open_model(rank_t *self)
         .max_requests = self->max_requests,
         .max_logit_rows = self->max_requests > LOGIT_ROWS ? self->max_requests : LOGIT_ROWS,
         .page_count = self->max_requests * self->pages_a_request,
-        .table_pages = self->pages_a_request,
+        .sequence_pages = self->pages_a_request,
     };
     SL_TRY(sl_model_create(&params, &self->model));
-    return sl_step_create(params.max_rows, params.max_requests, sl_model_table_stride(self->model),
-                          self->tp, params.page_count, &self->step);
+    return sl_step_create(params.max_rows, params.max_requests,
+                          sl_model_sequence_pages(self->model), self->tp, params.page_count,
+                          &self->step);
 }
 
 static sl_status_t take_memory(rank_t *self)

@@ -1,7 +1,8 @@
 """Through the whole cluster, tokens and logits equal Hugging Face transformers', for every family,
 pool layout, attention mode, prefill mode, and with prompts in one piece or in chunks.
 
-Each family runs with every combination of them.
+Each family runs with every combination of them. Decode schedules asynchronously in half of them:
+those with unabsorbed prefill, which is no matter of the decode pool's.
 """
 import itertools
 import json
@@ -51,7 +52,8 @@ def start(start_cluster, model, layout, mode, folder=None):
     prefill, decode = LAYOUTS[layout]
     budget, attention, mla = mode
     return start_cluster(folder or goldens.GOLDEN / model, prefill=prefill, decode=decode,
-                         attention=attention, mla_prefill=mla, token_budget=budget)
+                         attention=attention, mla_prefill=mla, token_budget=budget,
+                         async_scheduling="on" if mla == "unabsorbed" else "off")
 
 
 @pytest.mark.parametrize("combination", list(combinations()), ids=case_id)

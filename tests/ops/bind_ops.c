@@ -25,11 +25,17 @@ static void *random_inout(bind_t *b, kind_t kind, size_t count, float scale)
     return bind_inout(b, kind, count, bind_floats(b, count, scale));
 }
 
+/* MAPPED: two of three ids are of `previous`, in reverse. */
 static void bind_embed(bind_t *b, const op_case_t *c)
 {
+    int32_t *ids = random_ids(b, c->rows, c->k), *previous = random_ids(b, c->rows, c->k);
+    for (uint32_t t = 0; (c->flags & MAPPED) && t < c->rows; t++) {
+        ids[t] = t % 3 != 1 ? -(int32_t)(c->rows - t) : ids[t];
+    }
     b->params.embed = (sl_embed_t){
         .out = bind_out(b, KIND_ACT, (size_t)c->rows * c->n),
-        .ids = bind_in(b, KIND_I32, c->rows, random_ids(b, c->rows, c->k)),
+        .ids = bind_in(b, KIND_I32, c->rows, ids),
+        .previous = c->flags & MAPPED ? bind_in(b, KIND_I32, c->rows, previous) : NULL,
         .table = random_in(b, KIND_WT, (size_t)c->k * c->n, 1),
         .rows = c->rows,
         .width = c->n,
@@ -160,50 +166,74 @@ static void bind_rope_cache(bind_t *b, const op_case_t *c)
     };
 }
 
-/* A cache of NaN with the first `tokens[r]` tokens of request r filled in, in shuffled pages;
- * page ids that are not needed are garbage. */
-static sl_cache_t bind_cache(bind_t *b, const op_case_t *c, uint32_t layer, uint32_t requests,
-                             const int32_t *tokens, uint32_t table_stride, int32_t *table)
+/* A cache, and the list of its requests' pages (host memory). */
+typedef struct {
+    sl_cache_t cache;
+    int32_t *pages, *page_begin; /* [page_count], [requests] */
+    uint32_t page_count;
+} cached_t;
+
+/* The first `tokens` tokens of a request into `values`, in these pages. */
+static void fill_pages(bind_t *b, const sl_cache_t *cache, uint32_t layer, float *values,
+                       const int32_t *pages, int32_t tokens)
 {
-    sl_cache_t cache = {
-        .layers = 2, .page_tokens = c->page_tokens, .width = c->kv_lora + c->rope};
-    uint32_t used = 0;
-    cache.page_count = 1;
-    for (uint32_t r = 0; r < requests; r++) {
-        cache.page_count += ((uint32_t)tokens[r] + c->page_tokens - 1) / c->page_tokens;
+    for (uint32_t j = 0; j < (uint32_t)tokens; j++) {
+        size_t page = (size_t)pages[j / cache->page_tokens];
+        size_t at = (page * cache->layers + layer) * cache->page_tokens + j % cache->page_tokens;
+        float *token = bind_floats(b, cache->width, 1);
+        memcpy(values + at * cache->width, token, cache->width * sizeof(float));
+        b->host_count--; /* bind_host's last: given back at once, there may be thousands */
+        free(token);
     }
-    size_t count = (size_t)cache.page_count * cache.layers * cache.page_tokens * cache.width;
+}
+
+/* A cache of NaN with the first `tokens[r]` tokens of request r filled in, in shuffled pages.
+ * Garbage are: page ids before, between and after those of the requests, and where the pages of a
+ * request without tokens begin. */
+static cached_t bind_cache(bind_t *b, const op_case_t *c, uint32_t layer, uint32_t requests,
+                           const int32_t *tokens)
+{
+    enum { GAP = 2 };
+    cached_t cached = {.cache = {.page_count = 1,
+                                 .layers = 2,
+                                 .page_tokens = c->page_tokens,
+                                 .width = c->kv_lora + c->rope}};
+    sl_cache_t *cache = &cached.cache;
+    for (uint32_t r = 0; r < requests; r++) {
+        cache->page_count += ((uint32_t)tokens[r] + c->page_tokens - 1) / c->page_tokens;
+    }
+    cached.page_count = cache->page_count - 1 + GAP * (requests + 1);
+    cached.pages = bind_host(b, cached.page_count * sizeof(int32_t));
+    cached.page_begin = bind_host(b, requests * sizeof(int32_t));
+    for (uint32_t i = 0; i < cached.page_count; i++) {
+        cached.pages[i] = BIND_GARBAGE_PAGE;
+    }
+    size_t count = (size_t)cache->page_count * cache->layers * cache->page_tokens * cache->width;
     float *values = bind_nans(b, count);
-    int32_t *order = bind_shuffled(b, cache.page_count);
-    for (uint32_t r = 0; r < requests; r++) {
-        for (uint32_t i = 0; i < table_stride; i++) {
-            bool needed = i * c->page_tokens < (uint32_t)tokens[r];
-            table[r * table_stride + i] = needed ? order[used++] : BIND_GARBAGE_PAGE;
+    int32_t *order = bind_shuffled(b, cache->page_count);
+    uint32_t used = 0, at = GAP;
+    for (uint32_t r = 0; r < requests; r++, at += GAP) {
+        cached.page_begin[r] = tokens[r] > 0 ? (int32_t)at : BIND_GARBAGE_PAGE;
+        int32_t *pages = cached.pages + at;
+        for (uint32_t i = 0; i * c->page_tokens < (uint32_t)tokens[r]; i++) {
+            cached.pages[at++] = order[used++];
         }
-        for (uint32_t j = 0; j < (uint32_t)tokens[r]; j++) {
-            size_t page = (size_t)table[r * table_stride + j / c->page_tokens];
-            size_t at = (page * cache.layers + layer) * c->page_tokens + j % c->page_tokens;
-            float *token = bind_floats(b, cache.width, 1);
-            memcpy(values + at * cache.width, token, cache.width * sizeof(float));
-            b->host_count--; /* bind_host's last: given back at once, there may be thousands */
-            free(token);
-        }
+        fill_pages(b, cache, layer, values, pages, tokens[r]);
     }
-    cache.base = bind_in(b, KIND_ACT, count, values);
-    return cache;
+    cache->base = bind_in(b, KIND_ACT, count, values);
+    return cached;
 }
 
 static void bind_gather_latents(bind_t *b, const op_case_t *c)
 {
     int32_t first = c->lens[0], count = c->lens[1], tokens = first + count;
-    uint32_t stride = (uint32_t)tokens / c->page_tokens + 3;
-    int32_t *table = bind_host(b, stride * sizeof(int32_t));
-    sl_cache_t cache = bind_cache(b, c, 1, 1, &tokens, stride, table);
+    cached_t cached = bind_cache(b, c, 1, 1, &tokens);
+    const int32_t *pages = bind_in(b, KIND_I32, cached.page_count, cached.pages);
     b->params.gather_latents = (sl_gather_latents_t){
-        .out = bind_out(b, KIND_ACT, (size_t)count * cache.width),
-        .cache = cache,
+        .out = bind_out(b, KIND_ACT, (size_t)count * cached.cache.width),
+        .cache = cached.cache,
         .layer = 1,
-        .pages = bind_in(b, KIND_I32, stride, table),
+        .pages = pages + (tokens > 0 ? cached.page_begin[0] : 0),
         .first = (uint32_t)first,
         .count = (uint32_t)count,
     };
@@ -281,7 +311,6 @@ static void bind_attn_merge(bind_t *b, const op_case_t *c)
 static void bind_attn_absorbed(bind_t *b, const op_case_t *c)
 {
     uint32_t requests = c->len_count, rows = c->flags & MAPPED ? 2 * requests : requests;
-    uint32_t stride = 1;
     int32_t *map = bind_host(b, rows * sizeof(int32_t));
     int32_t *kv_len = bind_host(b, rows * sizeof(int32_t));
     for (uint32_t t = 0; t < rows; t++) {
@@ -289,12 +318,9 @@ static void bind_attn_absorbed(bind_t *b, const op_case_t *c)
         int32_t tokens = c->lens[request];
         map[t] = (int32_t)request;
         kv_len[t] = t < requests || tokens == 0 ? tokens : tokens - 1;
-        uint32_t pages = ((uint32_t)tokens + c->page_tokens - 1) / c->page_tokens;
-        stride = pages + 2 > stride ? pages + 2 : stride;
         b->flops += 2.0 * kv_len[t] * c->heads * (2 * c->kv_lora + c->rope);
     }
-    int32_t *table = bind_host(b, (size_t)requests * stride * sizeof(int32_t));
-    sl_cache_t cache = bind_cache(b, c, 1, requests, c->lens, stride, table);
+    cached_t cached = bind_cache(b, c, 1, requests, c->lens);
     /* The rope parts lie at the end of each head's projected query. */
     uint32_t head = c->nope + c->rope;
     size_t act_bytes = b->ops->act_dtype == SL_DTYPE_F32 ? 4 : 2;
@@ -305,15 +331,15 @@ static void bind_attn_absorbed(bind_t *b, const op_case_t *c)
         .q_rope = q + c->nope * act_bytes,
         .q_rope_row_stride = c->heads * head,
         .q_rope_head_stride = head,
-        .cache = cache,
+        .cache = cached.cache,
         .layer = 1,
-        .block_table = bind_in(b, KIND_I32, (size_t)requests * stride, table),
+        .pages = bind_in(b, KIND_I32, cached.page_count, cached.pages),
+        .page_begin = bind_in(b, KIND_I32, requests, cached.page_begin),
         .row_request = c->flags & MAPPED ? bind_in(b, KIND_I32, rows, map) : NULL,
         .kv_len = bind_in(b, KIND_I32, rows, kv_len),
         .rows = rows,
         .heads = c->heads,
         .kv_lora = c->kv_lora,
-        .table_stride = stride,
         .scale = 1 / sqrtf((float)(c->nope + c->rope)),
     };
 }
@@ -379,13 +405,20 @@ static void bind_moe_permute(bind_t *b, const op_case_t *c)
     };
 }
 
-/* Two rows more than the experts use; they must stay as they are. */
+/* Rows of each expert: as the case lists them, or `rows` that each chose one at random. Two rows
+ * more than the experts use; they must stay as they are. */
 static void bind_grouped_linear(bind_t *b, const op_case_t *c)
 {
-    uint32_t experts = c->len_count;
+    uint32_t experts = c->len_count != 0 ? c->len_count : c->experts, idle = 0;
+    int32_t *lens = bind_host(b, experts * sizeof(int32_t));
     int32_t *begin = bind_host(b, (experts + 1) * sizeof(int32_t));
+    memcpy(lens, c->lens, c->len_count * sizeof(int32_t));
+    for (uint32_t i = 0; c->len_count == 0 && i < c->rows; i++) {
+        lens[bind_random(b) % experts]++;
+    }
     for (uint32_t e = 0; e < experts; e++) {
-        begin[e + 1] = begin[e] + c->lens[e];
+        begin[e + 1] = begin[e] + lens[e];
+        idle += lens[e] == 0;
     }
     uint32_t rows = (uint32_t)begin[experts], max_rows = rows + 2;
     b->params.grouped_linear = (sl_grouped_linear_t){
@@ -399,6 +432,7 @@ static void bind_grouped_linear(bind_t *b, const op_case_t *c)
         .k = c->k,
     };
     b->flops = 2.0 * rows * c->n * c->k;
+    b->bytes -= (double)idle * c->n * c->k * (double)sl_dtype_bytes(b->ops->weight_dtype);
 }
 
 static void bind_silu_mul(bind_t *b, const op_case_t *c)

@@ -40,7 +40,8 @@ enum {
     ALIASED = 1 << 3,       /* out is an input */
     CAUSAL = 1 << 4,        /* attn_prefill */
     WITH_LSE = 1 << 5,      /* attn_prefill */
-    MAPPED = 1 << 6,        /* attn_absorbed: row_request given; silu_mul: row_count given */
+    MAPPED = 1 << 6,        /* attn_absorbed: row_request given; silu_mul: row_count given;
+                               embed: previous given */
     SOME_INVALID = 1 << 7,  /* route: row_valid; permute, combine: ids of -1 */
     NORMALISED = 1 << 8,    /* route: norm_topk_prob */
     SIGMOID = 1 << 9,       /* route */

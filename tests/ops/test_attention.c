@@ -99,19 +99,20 @@ EACH_BACKEND_TEST(causality_stops_nan)
 /* A request of 11 tokens at pages {2, 5, 0}, then at others, among other rows. */
 static void check_rows_and_pages_are_independent(const sl_ops_t *ops, sl_device_t *device)
 {
-    enum { PAGES = 8, TOKENS = 11, STRIDE = 4, ROWS = 3 };
+    enum { PAGES = 8, TOKENS = 11, ROWS = 3, NO_PAGE = 2147480000 };
     static float cache[PAGES * PAGE * WIDTH], latents[TOKENS * WIDTH];
     float q_latent[ROWS * HEADS_N * LORA], q[ROWS * Q_WIDTH];
     float alone[HEADS_N * LORA], batch[ROWS * HEADS_N * LORA];
     fill_random(latents, TOKENS * WIDTH, 1, 4);
     fill_random(q_latent, ROWS * HEADS_N * LORA, 2, 5);
     fill_random(q, ROWS * Q_WIDTH, 2, 6);
-    const int32_t places[2][STRIDE] = {{2, 5, 0, 2147480000}, {7, 1, 3, -1}};
+    const int32_t places[2][3] = {{2, 5, 0}, {7, 1, 3}};
+    /* Rows: a padding row, one of the request's first token, and the one in question. */
+    const int32_t page_begin[ROWS] = {NO_PAGE, 1, 3}, kv_len[ROWS] = {0, 1, TOKENS};
     sl_attn_absorbed_t p = {.q_rope_row_stride = Q_WIDTH, .q_rope_head_stride = NOPE + ROPE,
                             .cache = {cache, .page_count = PAGES, .layers = 1,
                                       .page_tokens = PAGE, .width = WIDTH},
-                            .heads = HEADS_N, .kv_lora = LORA, .table_stride = STRIDE,
-                            .scale = 0.25f};
+                            .heads = HEADS_N, .kv_lora = LORA, .scale = 0.25f};
     for (size_t place = 0; place < 2; place++) {
         for (size_t i = 0; i < PAGES * PAGE * WIDTH; i++) {
             cache[i] = NAN;
@@ -120,17 +121,10 @@ static void check_rows_and_pages_are_independent(const sl_ops_t *ops, sl_device_
             memcpy(cache + ((size_t)places[place][j / PAGE] * PAGE + j % PAGE) * WIDTH,
                    latents + j * WIDTH, WIDTH * sizeof(float));
         }
-        /* Rows: a padding row, one of the request's first token, and the one in question. */
-        int32_t table[ROWS * STRIDE], kv_len[] = {0, 1, TOKENS};
-        for (size_t t = 0; t < ROWS; t++) {
-            memcpy(table + t * STRIDE, places[place], sizeof(places[place]));
-        }
-        for (size_t i = 0; i < STRIDE; i++) {
-            table[i] = 2147480000; /* the padding row has no pages */
-            table[STRIDE + i] = i == 0 ? table[STRIDE + i] : 2147480000;
-        }
-        p.out = batch, p.q_latent = q_latent, p.q_rope = q + NOPE, p.block_table = table;
-        p.kv_len = kv_len, p.rows = ROWS;
+        const int32_t *at = places[place];
+        const int32_t pages[] = {NO_PAGE, at[0], NO_PAGE, at[0], at[1], at[2], NO_PAGE};
+        p.out = batch, p.q_latent = q_latent, p.q_rope = q + NOPE;
+        p.pages = pages, p.page_begin = page_begin, p.kv_len = kv_len, p.rows = ROWS;
         assert_int_equal(ops->attn_absorbed(device, NULL, &p), SL_OK);
         for (size_t i = 0; i < HEADS_N * LORA; i++) {
             assert_true(batch[i] == 0);
@@ -141,7 +135,7 @@ static void check_rows_and_pages_are_independent(const sl_ops_t *ops, sl_device_
         float *last = batch + 2 * HEADS_N * LORA;
         if (place == 0) { /* alone, now; the second place must give the same */
             p.out = alone, p.q_latent = q_latent + 2 * HEADS_N * LORA;
-            p.q_rope = q + 2 * Q_WIDTH + NOPE, p.block_table = table + 2 * STRIDE;
+            p.q_rope = q + 2 * Q_WIDTH + NOPE, p.page_begin = page_begin + 2;
             p.kv_len = kv_len + 2, p.rows = 1;
             assert_int_equal(ops->attn_absorbed(device, NULL, &p), SL_OK);
         }

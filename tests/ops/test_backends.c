@@ -64,6 +64,10 @@ static void check_memory(const sl_ops_t *ops, sl_device_t *device)
         assert_int_equal((uintptr_t)memory % 256, 0);
         memset(memory, 1, sizes[i]);
         ops->free(device, memory);
+        assert_int_equal(ops->alloc_host(device, sizes[i], "a test", &memory), SL_OK);
+        assert_non_null(memory);
+        memset(memory, 1, sizes[i]);
+        ops->free_host(device, memory);
     }
 
     char asked[32];
@@ -76,6 +80,9 @@ static void check_memory(const sl_ops_t *ops, sl_device_t *device)
     assert_non_null(strstr(sl_error_text(), asked));
     assert_non_null(strstr(sl_error_text(), "free"));
     assert_int_equal(ops->alloc(device, SIZE_MAX, "all there is", &memory), SL_ERR_NO_MEMORY);
+    assert_int_equal(ops->alloc_host(device, too_much, "tokens", &memory), SL_ERR_NO_MEMORY);
+    assert_non_null(strstr(sl_error_text(), "tokens"));
+    assert_non_null(strstr(sl_error_text(), asked));
 }
 EACH_BACKEND_TEST(memory)
 
@@ -90,9 +97,35 @@ static void check_copies(const sl_ops_t *ops, sl_device_t *device)
     assert_int_equal(ops->synchronize(device, NULL), SL_OK);
     assert_string_equal(back, text);
     assert_int_equal(ops->upload(device, NULL, NULL, NULL, 0), SL_OK);
+
+    /* The same from and to alloc_host() memory, which may not change before synchronize(). */
+    void *from, *to;
+    assert_int_equal(ops->alloc_host(device, sizeof(text), "text", &from), SL_OK);
+    assert_int_equal(ops->alloc_host(device, sizeof(text), "text", &to), SL_OK);
+    memset(from, 'x', sizeof(text) - 1);
+    ((char *)from)[sizeof(text) - 1] = 0;
+    assert_int_equal(ops->upload(device, NULL, memory, from, sizeof(text)), SL_OK);
+    assert_int_equal(ops->download(device, NULL, to, memory, sizeof(text)), SL_OK);
+    assert_int_equal(ops->synchronize(device, NULL), SL_OK);
+    assert_string_equal(to, from);
+    ops->free_host(device, from);
+    ops->free_host(device, to);
     ops->free(device, memory);
 }
 EACH_BACKEND_TEST(copies)
+
+static void test_cuda_copies(void **state)
+{
+    (void)state;
+    const sl_ops_t *cuda = NULL;
+    sl_device_t *device;
+    if (sl_ops_find("cuda", &cuda) != SL_OK ||
+        cuda->open(&(sl_device_params_t){0}, &device) != SL_OK) {
+        skip();
+    }
+    check_copies(cuda, device);
+    cuda->close(device);
+}
 
 static void test_cpu_refuses_bad_parameters(void **state)
 {
@@ -148,6 +181,7 @@ int main(void)
         cmocka_unit_test(test_tables_are_complete),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_cuda_copies),
         cmocka_unit_test(test_cpu_refuses_bad_parameters),
         cmocka_unit_test(test_pool_does_each_part_once),
     };

@@ -4,6 +4,23 @@
  */
 #include "tests/ops/each_backend.h"
 
+/* Id -1 is the first token of `previous`, -2 the second; without negative ids there is none. */
+static void check_embed(const sl_ops_t *ops, sl_device_t *device)
+{
+    float table[] = {0, 1, 10, 11, 20, 21, 30, 31}, out[8];
+    int32_t ids[] = {3, -1, 0, -2}, previous[] = {2, 1};
+    sl_embed_t p = {.out = out, .ids = ids, .previous = previous, .table = table, .rows = 4,
+                    .width = 2};
+    const float expected[] = {30, 31, 20, 21, 0, 1, 10, 11};
+    assert_int_equal(ops->embed(device, NULL, &p), SL_OK);
+    assert_memory_equal(out, expected, sizeof(out));
+    ids[1] = 2, ids[3] = 1, p.previous = NULL;
+    memset(out, 0, sizeof(out));
+    assert_int_equal(ops->embed(device, NULL, &p), SL_OK);
+    assert_memory_equal(out, expected, sizeof(out));
+}
+EACH_BACKEND_TEST(embed)
+
 static void check_rms_norm(const sl_ops_t *ops, sl_device_t *device)
 {
     /* mean of squares 12.5 */
@@ -173,7 +190,8 @@ static void check_absorbed_equals_unabsorbed(const sl_ops_t *ops, sl_device_t *d
             }
         }
     }
-    int32_t pages[] = {3, 0, 4, 1, 2}, kv_len[] = {K}, q_begin[] = {0, 1}, k_begin[] = {0, K};
+    int32_t pages[] = {3, 0, 4, 1, 2}, page_begin = 0, kv_len[] = {K};
+    int32_t q_begin[] = {0, 1}, k_begin[] = {0, K};
     for (size_t j = 0; j < K; j++) {
         memcpy(cache + ((size_t)pages[j / PAGE] * PAGE + j % PAGE) * W, latents + j * W,
                W * sizeof(float));
@@ -198,9 +216,9 @@ static void check_absorbed_equals_unabsorbed(const sl_ops_t *ops, sl_device_t *d
                                    .q_rope_head_stride = NOPE + ROPE,
                                    .cache = {cache, .page_count = 5, .layers = 1,
                                              .page_tokens = PAGE, .width = W},
-                                   .block_table = pages, .kv_len = kv_len, .rows = 1,
-                                   .heads = HEADS_N, .kv_lora = LORA, .table_stride = 5,
-                                   .scale = 0.4f};
+                                   .pages = pages, .page_begin = &page_begin,
+                                   .kv_len = kv_len, .rows = 1, .heads = HEADS_N,
+                                   .kv_lora = LORA, .scale = 0.4f};
     assert_int_equal(ops->attn_absorbed(device, NULL, &absorbed), SL_OK);
     sl_head_linear_t out_of = {.out = got, .x = mixed, .w = uv, .rows = 1, .heads = HEADS_N,
                                .n = V, .k = LORA, .x_row_stride = HEADS_N * LORA,
@@ -364,6 +382,7 @@ EACH_BACKEND_TEST(load_weight)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_embed),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_rope_cache),

@@ -71,7 +71,7 @@ static void rig_open(rig_t *rig, const variant_t *variant, const char *dir)
     };
     assert_int_equal(sl_model_create(&params, &rig->model), SL_OK);
     assert_int_equal(sl_step_create(params.max_rows, params.max_requests,
-                                    sl_model_table_stride(rig->model), 1, PAGES, &rig->step),
+                                    sl_model_sequence_pages(rig->model), 1, PAGES, &rig->step),
                      SL_OK);
     rig->layers = sl_checkpoint_config(rig->checkpoint)->num_hidden_layers;
     for (uint32_t i = 0; i < PAGES; i++) {
