@@ -3,22 +3,7 @@
 
 #include <stdlib.h>
 
-#include "common/base/log.h"
 #include "kernels/layers/model_internal.h"
-
-static void log_memory(const sl_model_t *model)
-{
-    void *base;
-    size_t page_bytes;
-    sl_model_pages(model, &base, &page_bytes);
-    uint64_t pages = (uint64_t)model->cache.page_count * page_bytes;
-    sl_log_info(
-        "memory: weights %.1f MiB, latent pages %.1f MiB (%u pages of %zu bytes, %u tokens), "
-        "workspace %.1f MiB",
-        (double)model->weights->bytes / 0x1p20, (double)pages / 0x1p20, model->cache.page_count,
-        page_bytes, model->cache.page_count * SL_PAGE_TOKENS,
-        (double)(model->work_bytes - pages) / 0x1p20);
-}
 
 sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_p)
 {
@@ -54,7 +39,7 @@ sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_
     weights.device = model->device;
     SL_TRY_GOTO(status, sl_weights_load(&weights, &model->weights), fail);
     SL_TRY_GOTO(status, sl_model_take_workspace(model), fail);
-    log_memory(model);
+    SL_TRY_GOTO(status, sl_model_log_memory(model), fail);
     *model_p = model;
     return SL_OK;
 fail:
@@ -77,7 +62,7 @@ void sl_model_destroy(sl_model_t *model)
         model->ops->collectives_close(model->device, &model->collectives);
         sl_model_free_staging(model);
         for (uint32_t i = 0; i < model->item_count; i++) {
-            model->ops->free(model->device, model->items[i]);
+            model->ops->free(model->device, model->items[i].memory);
         }
         sl_weights_free(model->ops, model->device, model->weights);
         model->ops->close(model->device);

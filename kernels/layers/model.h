@@ -100,8 +100,8 @@ SL_MUST_USE sl_status_t sl_model_choose(sl_model_t *model, const float *logits, 
 SL_MUST_USE sl_status_t sl_model_share_chosen(sl_model_t *model);
 
 /* What was chosen, on its way to the host: fetch sends for it without waiting; fetched waits for
- * the oldest that was sent for, `count` rows of it. logprobs: NULL or [count]. Two may be under way.
- */
+ * the oldest that was sent for, `count` rows of it. logprobs: NULL or [count]. Two may be under
+ * way. */
 SL_MUST_USE sl_status_t sl_model_fetch(sl_model_t *model, uint32_t count, bool logprobs);
 SL_MUST_USE sl_status_t sl_model_fetched(sl_model_t *model, uint32_t count, int32_t *tokens,
                                          sl_logprobs_t *logprobs);

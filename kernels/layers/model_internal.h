@@ -63,6 +63,12 @@ typedef struct {
     void *tokens, *logprobs; /* int32_t [L], sl_logprobs_t [L] */
 } sl_side_t;
 
+typedef struct {
+    void *memory;
+    const char *what; /* items of one kind have one name */
+    uint64_t bytes;
+} sl_item_t;
+
 #define SL_WORKSPACE_ITEMS_MAX 64
 
 #define SL_RECORDINGS_MAX 128
@@ -89,10 +95,10 @@ struct sl_model {
     uint32_t sequence_pages; /* of the longest sequence */
     uint32_t max_pages;      /* of all requests of a step together */
     sl_workspace_t work;
-    void *items[SL_WORKSPACE_ITEMS_MAX]; /* every device allocation but the weights */
+    sl_item_t items[SL_WORKSPACE_ITEMS_MAX]; /* every device allocation but the weights */
     uint32_t item_count;
-    uint64_t work_bytes;
-    uint64_t free_at_start;                  /* bytes of the device, before anything was taken */
+    uint64_t work_bytes;    /* of all items */
+    uint64_t free_at_start; /* bytes of the device, before anything was taken */
 
     size_t inputs_bytes;
     sl_side_t sides[SL_SIDES];
@@ -115,6 +121,9 @@ SL_MUST_USE sl_status_t sl_model_plan_absorbed(sl_model_t *model);
 SL_MUST_USE sl_status_t sl_model_take_staging(sl_model_t *model);
 void sl_model_free_staging(sl_model_t *model);
 SL_MUST_USE sl_status_t sl_model_send_batch(sl_model_t *model);
+
+/* kernels/layers/memory.c: logs what the device's memory went to. */
+SL_MUST_USE sl_status_t sl_model_log_memory(const sl_model_t *model);
 
 /* kernels/layers/workspace.c */
 SL_MUST_USE sl_status_t sl_model_take_workspace(sl_model_t *model);

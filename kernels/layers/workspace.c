@@ -19,7 +19,7 @@ static sl_status_t take(sl_model_t *model, const char *what, size_t elements, si
         return SL_OK;
     }
     SL_TRY(model->ops->alloc(model->device, bytes, what, &memory));
-    model->items[model->item_count++] = memory;
+    model->items[model->item_count++] = (sl_item_t){memory, what, bytes};
     model->work_bytes += bytes;
     memcpy(memory_p, &memory, sizeof(memory));
     return SL_OK;
@@ -38,24 +38,24 @@ static sl_status_t take_attention(sl_model_t *model)
     const sl_model_config_t *config = model->config;
     size_t rows = model->params.max_rows, act = model->act_bytes;
     size_t heads = model->weights->heads, v = config->v_head_dim, lora = config->kv_lora_rank;
-    SL_TRY(take(model, "residual", rows * config->hidden_size, act, &work->residual));
-    SL_TRY(take(model, "hidden", rows * config->hidden_size, act, &work->hidden));
-    SL_TRY(take(model, "queries", rows * config->q_lora_rank, act, &work->q_a));
-    SL_TRY(take(model, "queries", rows * heads * config->qk_head_dim, act, &work->q));
-    SL_TRY(take(model, "latents", rows * config->latent_width, act, &work->latent));
-    SL_TRY(take(model, "attention output", rows * heads * v, act, &work->attended));
+    SL_TRY(take(model, "residual stream", rows * config->hidden_size, act, &work->residual));
+    SL_TRY(take(model, "residual stream", rows * config->hidden_size, act, &work->hidden));
+    SL_TRY(take(model, "attention", rows * config->q_lora_rank, act, &work->q_a));
+    SL_TRY(take(model, "attention", rows * heads * config->qk_head_dim, act, &work->q));
+    SL_TRY(take(model, "attention", rows * config->latent_width, act, &work->latent));
+    SL_TRY(take(model, "attention", rows * heads * v, act, &work->attended));
     if (model->params.absorbed) {
-        SL_TRY(take(model, "absorbed queries", rows * heads * lora, act, &work->q_latent));
-        SL_TRY(take(model, "absorbed output", rows * heads * lora, act, &work->o_latent));
+        SL_TRY(take(model, "attention", rows * heads * lora, act, &work->q_latent));
+        SL_TRY(take(model, "attention", rows * heads * lora, act, &work->o_latent));
     }
     if (model->params.unabsorbed) {
         size_t kv_width = heads * (config->qk_nope_head_dim + v);
-        SL_TRY(take(model, "keys and values", rows * kv_width, act, &work->kv));
-        SL_TRY(take(model, "prefix latents", (size_t)model->prefix_tokens * config->latent_width,
+        SL_TRY(take(model, "attention", rows * kv_width, act, &work->kv));
+        SL_TRY(take(model, "attention", (size_t)model->prefix_tokens * config->latent_width,
                     act, &work->prefix_latent));
-        SL_TRY(take(model, "prefix output", rows * heads * v, act, &work->prefix_attended));
-        SL_TRY(take(model, "log-sum-exp", rows * heads, sizeof(float), &work->lse));
-        SL_TRY(take(model, "log-sum-exp", rows * heads, sizeof(float), &work->prefix_lse));
+        SL_TRY(take(model, "attention", rows * heads * v, act, &work->prefix_attended));
+        SL_TRY(take(model, "attention", rows * heads, sizeof(float), &work->lse));
+        SL_TRY(take(model, "attention", rows * heads, sizeof(float), &work->prefix_lse));
     }
     return SL_OK;
 }
@@ -75,35 +75,35 @@ static sl_status_t take_mlp(sl_model_t *model)
     size_t hidden = config->hidden_size, experts = config->n_routed_experts;
     size_t inner = max_size(block * max_size(weights->dense_width, weights->shared_width),
                             block * k * weights->expert_width);
-    SL_TRY(take(model, "gathered tokens", gathered * hidden, act, &work->gathered));
-    SL_TRY(take(model, "partial sums", gathered * hidden, act, &work->partial));
-    SL_TRY(take(model, "gate logits", block * experts, sizeof(float), &work->gate_logits));
-    SL_TRY(take(model, "routing", block * k, sizeof(int32_t), &work->expert_ids));
-    SL_TRY(take(model, "routing", block * k, sizeof(float), &work->expert_weights));
-    SL_TRY(take(model, "routing", block * k, sizeof(int32_t), &work->sorted_row));
-    SL_TRY(take(model, "routing", experts + 1, sizeof(int32_t), &work->expert_begin));
-    SL_TRY(take(model, "sorted tokens", block * k * hidden, act, &work->x_sorted));
-    SL_TRY(take(model, "expert output", block * k * hidden, act, &work->y_sorted));
-    SL_TRY(take(model, "gate and up", inner * 2, act, &work->gate_up));
-    return take(model, "activations", inner, act, &work->activated);
+    SL_TRY(take(model, "experts", gathered * hidden, act, &work->gathered));
+    SL_TRY(take(model, "experts", gathered * hidden, act, &work->partial));
+    SL_TRY(take(model, "experts", block * experts, sizeof(float), &work->gate_logits));
+    SL_TRY(take(model, "experts", block * k, sizeof(int32_t), &work->expert_ids));
+    SL_TRY(take(model, "experts", block * k, sizeof(float), &work->expert_weights));
+    SL_TRY(take(model, "experts", block * k, sizeof(int32_t), &work->sorted_row));
+    SL_TRY(take(model, "experts", experts + 1, sizeof(int32_t), &work->expert_begin));
+    SL_TRY(take(model, "experts", block * k * hidden, act, &work->x_sorted));
+    SL_TRY(take(model, "experts", block * k * hidden, act, &work->y_sorted));
+    SL_TRY(take(model, "experts", inner * 2, act, &work->gate_up));
+    return take(model, "experts", inner, act, &work->activated);
 }
 
 static sl_status_t take_logits(sl_model_t *model)
 {
     sl_workspace_t *work = &model->work;
     size_t rows = model->params.max_logit_rows, hidden = model->config->hidden_size;
-    SL_TRY(take(model, "logits", rows, sizeof(int32_t), &work->logit_rows));
-    SL_TRY(take(model, "logits", rows * hidden, model->act_bytes, &work->logit_residual));
-    SL_TRY(take(model, "logits", rows * hidden, model->act_bytes, &work->logit_hidden));
-    SL_TRY(take(model, "logits", rows * model->config->vocab_size, sizeof(float), &work->logits));
-    SL_TRY(take(model, "sampling", rows, sizeof(int32_t), &work->sampled));
+    SL_TRY(take(model, "logits and sampling", rows, sizeof(int32_t), &work->logit_rows));
+    SL_TRY(take(model, "logits and sampling", rows * hidden, model->act_bytes, &work->logit_residual));
+    SL_TRY(take(model, "logits and sampling", rows * hidden, model->act_bytes, &work->logit_hidden));
+    SL_TRY(take(model, "logits and sampling", rows * model->config->vocab_size, sizeof(float), &work->logits));
+    SL_TRY(take(model, "logits and sampling", rows, sizeof(int32_t), &work->sampled));
     work->previous = work->sampled;
     if (model->params.attention == SL_ATTENTION_TP && model->params.tp > 1) {
-        SL_TRY(take(model, "sampling", rows * model->params.tp, sizeof(int32_t), &work->shared));
+        SL_TRY(take(model, "logits and sampling", rows * model->params.tp, sizeof(int32_t), &work->shared));
         work->previous = work->shared;
     }
-    SL_TRY(take(model, "sampling", rows, sizeof(sl_logprobs_t), &work->logprobs));
-    return take(model, "sampling", rows, sizeof(sl_sample_row_t), &work->sample_rules);
+    SL_TRY(take(model, "logits and sampling", rows, sizeof(sl_logprobs_t), &work->logprobs));
+    return take(model, "logits and sampling", rows, sizeof(sl_sample_row_t), &work->sample_rules);
 }
 
 /* cos and sin of every position. The angle is rounded to f32, as in the published code. */
