@@ -3,13 +3,18 @@
  * one pass, then decode step by step. Flags and lines as in SGLang's bench_one_batch.
  *
  * The group's ranks are forked here and meet over UCX. With DP attention the batch is divided over
- * the ranks; with TP attention every rank has all of it. Weights are made up unless --load-format
- * says otherwise. The latents that decode reads are those of a real prefill of the same batch.
+ * the ranks; with TP attention every rank has all of it. Batch size 0 is the largest that the
+ * group's memory holds to the last output token, and --max-batch allows. Weights are made up unless
+ * --load-format says otherwise. The latents that decode reads are those of a real prefill of the
+ * same batch.
  *
- *   rank 0 .. tp-1:  weights -> connect -> for each (batch size, input, output):
- *                    warm-up, prefill in one pass (timed), decode steps (timed)
+ *   rank 0 .. tp-1:  ceilings (rank 0) -> weights -> connect -> for each (batch size, input,
+ * output): warm-up, prefill in one pass (timed), decode steps (timed)
+ *
+ * Beside the times stands what the step must do at least (model_cost.h) as a share of what rank 0's
+ * device can do (ceiling.h, measured in this run before the weights are loaded).
  */
-#include <math.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +29,8 @@
 #include "decode_node/forward.h"
 #include "kernels/collectives.h"
 #include "node/step.h"
+#include "tests/bench/ceiling.h"
+#include "tests/bench/model_cost.h"
 
 #define LIST_MAX 16
 #define ADDRESS_MAX 8192
@@ -32,7 +39,8 @@
 
 typedef struct {
     const char *model, *device, *batch_size, *input_len, *output_len, *run_name, *result_filename;
-    uint64_t tp, threads, num_hidden_layers, device_index, max_rows, repeat;
+    uint64_t tp, threads, num_hidden_layers, device_index, max_rows, max_batch, repeat;
+    double mem_fraction;
     int attention, mla, load_format, phase; /* phase 0: both, 1: prefill, 2: decode */
 } bench_options_t;
 
@@ -57,13 +65,17 @@ static const sl_option_t table[] = {
      "What is timed; decode fills its cache untimed, in pieces that fit.", 0, 0,
      "both|prefill|decode"},
     {"batch-size", SL_OPTION_STRING, offsetof(bench_options_t, batch_size), "1",
-     "Requests of the whole group, a list: 1,16,64.", 0, 0, NULL},
+     "Requests of the whole group, a list: 1,16,64; 0: as many as memory holds.", 0, 0, NULL},
     {"input-len", SL_OPTION_STRING, offsetof(bench_options_t, input_len), "512",
      "Prompt tokens, a list.", 0, 0, NULL},
     {"output-len", SL_OPTION_STRING, offsetof(bench_options_t, output_len), "16",
      "Output tokens, a list.", 0, 0, NULL},
     {"max-rows", SL_OPTION_U64, offsetof(bench_options_t, max_rows), "65536",
      "Rows of one pass on a rank.", 64, 1048576, NULL},
+    {"max-batch", SL_OPTION_U64, offsetof(bench_options_t, max_batch), "256",
+     "With batch size 0: requests of a rank, at most.", 1, 65536, NULL},
+    {"mem-fraction", SL_OPTION_F64, offsetof(bench_options_t, mem_fraction), "0.9",
+     "With batch size 0: share of the free memory to use.", 0.05, 1, NULL},
     {"repeat", SL_OPTION_U64, offsetof(bench_options_t, repeat), "3",
      "Prefill passes timed; the median counts.", 1, 100, NULL},
     {"run-name", SL_OPTION_STRING, offsetof(bench_options_t, run_name), "default",
@@ -85,7 +97,11 @@ typedef struct {
 
 typedef struct {
     const bench_options_t *options;
-    uint32_t rank, tp, layers, pages_a_request, max_requests;
+    uint32_t rank, tp, layers, max_requests, page_count;
+    uint32_t pages_a_request; /* in the case at hand */
+    sl_ceiling_t ceiling;     /* rank 0 */
+    bool largest;             /* its batch is the largest that fits */
+    const sl_ops_t *ops;
     sl_checkpoint_t *checkpoint;
     sl_model_t *model;
     sl_ucx_t *ucx;
@@ -120,6 +136,24 @@ static uint32_t largest(const char *text)
     return most;
 }
 
+/* Whether the list asks for the largest batch. */
+static bool wants_largest(const char *text)
+{
+    uint32_t values[LIST_MAX], count = parse_list(text, values);
+    for (uint32_t i = 0; i < count; i++) {
+        if (values[i] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Pages of a request: the prompt, the outputs, and two more where steps are recorded. */
+static uint32_t request_pages(uint32_t input_len, uint32_t output_len)
+{
+    return (input_len + output_len + 2 + SL_PAGE_TOKENS - 1) / SL_PAGE_TOKENS;
+}
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -132,23 +166,23 @@ static double median(double *values, uint32_t count)
     return values[count / 2];
 }
 
-/* Requests of a batch that live on this rank. */
-static uint32_t share(const rank_t *self, uint32_t batch)
+/* Requests of a batch that live on a rank; rank 0 has no fewer than any other. */
+static uint32_t rank_share(const rank_t *self, uint32_t batch, uint32_t rank)
 {
     if (self->options->attention == SL_ATTENTION_TP) {
         return batch;
     }
-    return batch / self->tp + (self->rank < batch % self->tp);
+    return batch / self->tp + (rank < batch % self->tp);
 }
 
-static void fill_rank_rows(const rank_t *self, uint32_t batch, uint32_t rows_a_request,
-                           uint32_t rank_rows[SL_GROUP_RANKS_MAX])
+static uint32_t share(const rank_t *self, uint32_t batch)
 {
-    rank_t other = *self;
-    for (uint32_t r = 0; r < self->tp; r++) {
-        other.rank = r;
-        rank_rows[r] = share(&other, batch) * rows_a_request;
-    }
+    return rank_share(self, batch, self->rank);
+}
+
+static int device_index(const rank_t *self)
+{
+    return (int)(self->options->device_index + (self->ops->host_memory ? 0 : self->rank));
 }
 
 static const uint32_t *pages_of(const rank_t *self, uint32_t request)
@@ -162,9 +196,9 @@ static sl_status_t prefill(rank_t *self, uint32_t first, uint32_t count, uint32_
 {
     uint32_t rank_rows[SL_GROUP_RANKS_MAX], mine = share(self, batch);
     float *logits;
-    fill_rank_rows(self, batch, 1, rank_rows);
     for (uint32_t r = 0; r < self->tp; r++) {
-        uint32_t left = rank_rows[r] > first ? rank_rows[r] - first : 0;
+        uint32_t requests = rank_share(self, batch, r);
+        uint32_t left = requests > first ? requests - first : 0;
         rank_rows[r] = (left < count ? left : count) * input_len;
     }
     sl_step_clear(self->step);
@@ -198,7 +232,7 @@ static sl_status_t prefill(rank_t *self, uint32_t first, uint32_t count, uint32_
 static sl_status_t fill_cache(rank_t *self, uint32_t batch, uint32_t input_len)
 {
     uint32_t piece = (uint32_t)self->options->max_rows / input_len;
-    for (uint32_t first = 0; first < batch; first += piece) {
+    for (uint32_t first = 0; first < rank_share(self, batch, 0); first += piece) {
         SL_TRY(prefill(self, first, piece, batch, input_len, false));
     }
     return SL_OK;
@@ -207,9 +241,11 @@ static sl_status_t fill_cache(rank_t *self, uint32_t batch, uint32_t input_len)
 static sl_status_t decode_step(rank_t *self, uint32_t batch, uint32_t position)
 {
     uint32_t rank_rows[SL_GROUP_RANKS_MAX], mine = share(self, batch), bucket = 0;
-    fill_rank_rows(self, batch, 1, rank_rows);
-    for (uint32_t r = 0; sl_model_records(self->model) && r < self->tp; r++) {
-        bucket = rank_rows[r] > bucket ? rank_rows[r] : bucket;
+    for (uint32_t r = 0; r < self->tp; r++) {
+        rank_rows[r] = rank_share(self, batch, r);
+    }
+    if (sl_model_records(self->model)) {
+        bucket = rank_rows[0];
     }
     sl_step_clear(self->step);
     for (uint32_t i = 0; i < mine; i++) {
@@ -232,14 +268,59 @@ static sl_status_t barrier(rank_t *self)
     return sl_group_exchange(self->group, &mine, all);
 }
 
+/* The largest batch: every rank takes as many requests as the rank with the fewest pages can. */
+static sl_status_t agree_on_batch(rank_t *self, uint32_t *batch_p)
+{
+    uint32_t fitting = self->page_count / self->pages_a_request;
+    sl_step_record_t mine = {0}, all[SL_GROUP_RANKS_MAX];
+    mine.extra[0] = fitting < self->max_requests ? fitting : self->max_requests;
+    SL_TRY(sl_group_exchange(self->group, &mine, all));
+    uint64_t least = mine.extra[0];
+    for (uint32_t r = 0; r < self->tp; r++) {
+        least = all[r].extra[0] < least ? all[r].extra[0] : least;
+    }
+    if (least == 0) {
+        return sl_error(SL_ERR_CONFIG, "%u pages of rank %u: expected at least the %u of a request",
+                        self->page_count, self->rank, self->pages_a_request);
+    }
+    *batch_p = (uint32_t)least * (self->options->attention == SL_ATTENTION_DP ? self->tp : 1);
+    return SL_OK;
+}
+
 typedef struct {
+    uint32_t batch, input_len, output_len;
     double prefill_s, decode_s; /* medians; 0: not measured */
     double total_s;
+    double prefill_flops; /* a second and device */
+    double decode_bytes;  /* of a step, on rank 0 */
 } result_t;
 
-static sl_status_t time_prefill(rank_t *self, uint32_t batch, uint32_t input_len, result_t *result)
+static double product_share(const rank_t *self, const result_t *result)
+{
+    return 100 * result->prefill_flops / self->ceiling.flops;
+}
+
+static double memory_share(const rank_t *self, const result_t *result)
+{
+    return 100 * result->decode_bytes / result->decode_s / self->ceiling.bytes;
+}
+
+static void print_prefill(const rank_t *self, result_t *result)
+{
+    const sl_model_config_t *config = sl_checkpoint_config(self->checkpoint);
+    uint32_t batch = result->batch, input_len = result->input_len;
+    result->prefill_flops =
+        sl_model_cost_prefill_flops(config, batch, input_len) / self->tp / result->prefill_s;
+    printf("Prefill. latency: %6.5f s, throughput: %9.2f token/s\n", result->prefill_s,
+           (double)batch * input_len / result->prefill_s);
+    printf("Prefill. %.3f TFLOPS a device, %.1f %% of a large product's\n",
+           result->prefill_flops / 1e12, product_share(self, result));
+}
+
+static sl_status_t time_prefill(rank_t *self, result_t *result)
 {
     double times[100];
+    uint32_t batch = result->batch, input_len = result->input_len;
     bool absorbed = self->options->mla == 1;
     SL_TRY(prefill(self, 0, batch, batch, input_len, absorbed)); /* warm */
     for (uint32_t i = 0; i < self->options->repeat; i++) {
@@ -250,21 +331,42 @@ static sl_status_t time_prefill(rank_t *self, uint32_t batch, uint32_t input_len
     }
     result->prefill_s = median(times, (uint32_t)self->options->repeat);
     if (self->rank == 0) {
-        printf("Prefill. latency: %6.5f s, throughput: %9.2f token/s\n", result->prefill_s,
-               (double)batch * input_len / result->prefill_s);
+        print_prefill(self, result);
     }
     return SL_OK;
 }
 
-static sl_status_t time_decode(rank_t *self, uint32_t batch, uint32_t input_len,
-                               uint32_t output_len, result_t *result)
+static void print_decode(const rank_t *self, uint32_t skipped, uint32_t steps, result_t *result)
 {
+    const sl_ops_t *ops = self->ops;
+    sl_cost_layout_t layout = {
+        .tp = self->tp,
+        .attention = (sl_attention_t)self->options->attention,
+        .weight_bytes = (double)sl_dtype_bytes(ops->weight_dtype),
+        .latent_bytes = (double)sl_dtype_bytes(ops->act_dtype),
+    };
+    /* Tokens that a row of the middle step attends to. */
+    double context = result->input_len + skipped + (steps + 1) / 2.0;
+    result->decode_bytes =
+        sl_model_cost_decode_bytes(sl_checkpoint_config(self->checkpoint), &layout, result->batch,
+                                   share(self, result->batch), context);
+    printf("Decode.  median latency: %6.5f s, median throughput: %9.2f token/s\n", result->decode_s,
+           result->batch / result->decode_s);
+    printf("Decode.  %.3f GB of weights and latents a device and step, %.1f GB/s, %.1f %% of the "
+           "memory's\n",
+           result->decode_bytes / 1e9, result->decode_bytes / result->decode_s / 1e9,
+           memory_share(self, result));
+}
+
+static sl_status_t time_decode(rank_t *self, result_t *result)
+{
+    uint32_t batch = result->batch, input_len = result->input_len;
     if (self->options->phase != 0) {
         SL_TRY(fill_cache(self, batch, input_len));
     }
     /* The first step runs, the second records: neither counts where steps are recorded. */
     uint32_t skipped = sl_model_records(self->model) ? 2 : 0, count = 0;
-    for (uint32_t i = 0; i + 1 < output_len + skipped; i++) {
+    for (uint32_t i = 0; i + 1 < result->output_len + skipped; i++) {
         SL_TRY(barrier(self));
         uint64_t started_us = sl_now_us();
         SL_TRY(decode_step(self, batch, input_len + i));
@@ -279,70 +381,112 @@ static sl_status_t time_decode(rank_t *self, uint32_t batch, uint32_t input_len,
                    count - 1, batch, step_s, batch / step_s);
         }
     }
-    result->decode_s = count > 0 ? median(self->step_s, count) : 0;
-    if (self->rank == 0 && count > 0) {
-        printf("Decode.  median latency: %6.5f s, median throughput: %9.2f token/s\n",
-               result->decode_s, batch / result->decode_s);
+    result->decode_s = median(self->step_s, count);
+    if (self->rank == 0) {
+        print_decode(self, skipped, count, result);
     }
     return SL_OK;
 }
 
-static void save(const rank_t *self, uint32_t batch, uint32_t input_len, uint32_t output_len,
-                 const result_t *result)
+static void save_run(const rank_t *self, const result_t *result, FILE *file)
 {
     const bench_options_t *options = self->options;
-    if (options->result_filename[0] == '\0') {
-        return;
+    const char *slash = strrchr(options->model, '/');
+    fprintf(file,
+            "{\"run_name\": \"%s\", \"model\": \"%s\", \"device\": \"%s\", \"layers\": %u, "
+            "\"tp\": %u, \"attention\": \"%s\", \"mla_prefill\": \"%s\", \"batch_size\": %u, "
+            "\"largest_batch\": %s, \"pages\": %u, \"input_len\": %u, \"output_len\": %u",
+            options->run_name, slash != NULL ? slash + 1 : options->model, options->device,
+            self->layers, self->tp, options->attention == SL_ATTENTION_DP ? "dp" : "tp",
+            options->mla == 0 ? "unabsorbed" : "absorbed", result->batch,
+            self->largest ? "true" : "false", self->page_count, result->input_len,
+            result->output_len);
+}
+
+static void save_figures(const rank_t *self, const result_t *result, FILE *file)
+{
+    const sl_ceiling_t *ceiling = &self->ceiling;
+    bool prefilled = result->prefill_s > 0, decoded = result->decode_s > 0;
+    double tokens = (double)result->batch * result->input_len;
+    fprintf(file,
+            ", \"prefill_latency\": %.6f, \"prefill_throughput\": %.2f, "
+            "\"prefill_tflops_a_device\": %.3f, \"prefill_percent_of_product\": %.2f, "
+            "\"median_decode_latency\": %.6f, \"median_decode_throughput\": %.2f, "
+            "\"decode_gbytes_a_device\": %.4f, \"decode_percent_of_memory\": %.2f, "
+            "\"total_latency\": %.6f, \"ceiling_tflops\": %.3f, \"ceiling_gbytes_s\": %.1f, "
+            "\"ceilings\": \"%s\"}\n",
+            result->prefill_s, prefilled ? tokens / result->prefill_s : 0,
+            result->prefill_flops / 1e12, prefilled ? product_share(self, result) : 0,
+            result->decode_s, decoded ? result->batch / result->decode_s : 0,
+            result->decode_bytes / 1e9, decoded ? memory_share(self, result) : 0,
+            result->total_s + result->prefill_s, ceiling->flops / 1e12, ceiling->bytes / 1e9,
+            ceiling->description);
+}
+
+static sl_status_t save(const rank_t *self, const result_t *result)
+{
+    const char *name = self->options->result_filename;
+    if (name[0] == '\0') {
+        return SL_OK;
     }
-    FILE *file = fopen(options->result_filename, "a");
+    FILE *file = fopen(name, "a");
     if (file == NULL) {
-        fprintf(stderr, "cannot write %s\n", options->result_filename);
-        return;
+        return sl_error(SL_ERR_IO, "cannot write %s", name);
     }
-    fprintf(
-        file,
-        "{\"run_name\": \"%s\", \"model\": \"%s\", \"device\": \"%s\", \"layers\": %u, \"tp\": %u, "
-        "\"attention\": \"%s\", \"mla_prefill\": \"%s\", \"batch_size\": %u, \"input_len\": %u, "
-        "\"output_len\": %u, \"prefill_latency\": %.6f, \"prefill_throughput\": %.2f, "
-        "\"median_decode_latency\": %.6f, \"median_decode_throughput\": %.2f, "
-        "\"total_latency\": %.6f}\n",
-        options->run_name,
-        strrchr(options->model, '/') != NULL ? strrchr(options->model, '/') + 1 : options->model,
-        options->device, self->layers, self->tp, options->attention == 0 ? "dp" : "tp",
-        options->mla == 0 ? "unabsorbed" : "absorbed", batch, input_len, output_len,
-        result->prefill_s,
-        result->prefill_s > 0 ? (double)batch * input_len / result->prefill_s : 0.0,
-        result->decode_s, result->decode_s > 0 ? batch / result->decode_s : 0.0,
-        result->total_s + result->prefill_s);
-    fclose(file);
+    save_run(self, result, file);
+    save_figures(self, result, file);
+    return fclose(file) == 0 ? SL_OK : sl_error(SL_ERR_IO, "cannot write %s", name);
+}
+
+/* What the case asks of a rank must fit its rows; the pages are there. */
+static sl_status_t check_rows(const rank_t *self, const result_t *result)
+{
+    const bench_options_t *options = self->options;
+    uint64_t requests = rank_share(self, result->batch, 0), rows = requests;
+    if (options->phase != 2) {
+        rows = requests * result->input_len;
+    } else if (result->input_len > rows) {
+        rows = result->input_len; /* prompts may go in pieces, each of them whole */
+    }
+    if (rows > options->max_rows || result->input_len == 0 || result->output_len == 0) {
+        return sl_error(SL_ERR_CONFIG,
+                        "batch %u of %u tokens and %u more: expected 1 or more tokens, and at most "
+                        "--max-rows %llu rows on a rank, found %llu",
+                        result->batch, result->input_len, result->output_len,
+                        (unsigned long long)options->max_rows, (unsigned long long)rows);
+    }
+    return SL_OK;
 }
 
 static sl_status_t run_case(rank_t *self, uint32_t batch, uint32_t input_len, uint32_t output_len)
 {
-    result_t result = {0};
+    self->pages_a_request = request_pages(input_len, output_len);
+    self->largest = batch == 0;
+    if (self->largest) {
+        SL_TRY(agree_on_batch(self, &batch));
+    }
+    result_t result = {.batch = batch, .input_len = input_len, .output_len = output_len};
     if (self->rank == 0) {
         printf("== batch size %u, input %u, output %u\n", batch, input_len, output_len);
     }
+    SL_TRY(check_rows(self, &result));
     if (self->options->phase != 2) {
-        if ((uint64_t)share(self, batch) * input_len > self->options->max_rows) {
-            return sl_error(SL_ERR_CONFIG,
-                            "batch %u of %u tokens: expected at most --max-rows %llu "
-                            "rows on a rank",
-                            batch, input_len, (unsigned long long)self->options->max_rows);
-        }
-        SL_TRY(time_prefill(self, batch, input_len, &result));
+        SL_TRY(time_prefill(self, &result));
     }
     if (self->options->phase != 1 && output_len > 1) {
-        SL_TRY(time_decode(self, batch, input_len, output_len, &result));
+        SL_TRY(time_decode(self, &result));
     }
-    if (self->rank == 0) {
-        double total_s = result.prefill_s + result.total_s;
+    if (self->rank != 0) {
+        return SL_OK;
+    }
+    double total_s = result.prefill_s + result.total_s;
+    double tokens = result.prefill_s > 0 ? input_len + output_len : output_len - 1.0;
+    if (total_s > 0) {
         printf("Total. latency: %6.3f s, throughput: %9.2f token/s\n", total_s,
-               (double)batch * (input_len + output_len) / total_s);
-        fflush(stdout);
-        save(self, batch, input_len, output_len, &result);
+               batch * tokens / total_s);
     }
-    return SL_OK;
+    fflush(stdout);
+    return save(self, &result);
 }
 
 static sl_status_t run_cases(rank_t *self)
@@ -382,23 +526,29 @@ static sl_status_t meet(rank_t *self, meeting_t *meeting)
     return sl_model_join(self->model, self->group);
 }
 
+/* Requests on this rank at most. */
+static uint32_t most_requests(const rank_t *self)
+{
+    const bench_options_t *options = self->options;
+    uint32_t requests = share(self, largest(options->batch_size));
+    if (wants_largest(options->batch_size) && requests < options->max_batch) {
+        requests = (uint32_t)options->max_batch;
+    }
+    return requests > 0 ? requests : 1;
+}
+
 static sl_status_t open_model(rank_t *self)
 {
     const bench_options_t *options = self->options;
-    const sl_ops_t *ops;
     sl_checkpoint_options_t how = {options->load_format == 1, (uint32_t)options->num_hidden_layers};
-    SL_TRY(sl_ops_find(options->device, &ops));
     SL_TRY(sl_checkpoint_open_with(options->model, &how, &self->checkpoint));
-    uint32_t tokens = largest(options->input_len) + largest(options->output_len) + 2;
-    uint32_t requests = share(self, largest(options->batch_size));
+    uint32_t pages = request_pages(largest(options->input_len), largest(options->output_len));
     self->layers = sl_checkpoint_config(self->checkpoint)->num_hidden_layers;
-    self->pages_a_request = (tokens + SL_PAGE_TOKENS - 1) / SL_PAGE_TOKENS;
-    self->max_requests = requests > 0 ? requests : 1;
+    self->max_requests = most_requests(self);
     sl_model_params_t params = {
         .checkpoint = self->checkpoint,
-        .ops = ops,
-        .device_index =
-            (int)(options->device_index + (strcmp(options->device, "cuda") == 0 ? self->rank : 0)),
+        .ops = self->ops,
+        .device_index = device_index(self),
         .threads = (int)options->threads,
         .rank = self->rank,
         .tp = self->tp,
@@ -408,18 +558,20 @@ static sl_status_t open_model(rank_t *self)
         .max_rows = (uint32_t)options->max_rows,
         .max_requests = self->max_requests,
         .max_logit_rows = self->max_requests > LOGIT_ROWS ? self->max_requests : LOGIT_ROWS,
-        .page_count = self->max_requests * self->pages_a_request,
-        .sequence_pages = self->pages_a_request,
+        .page_count = wants_largest(options->batch_size) ? 0 : self->max_requests * pages,
+        .mem_fraction = options->mem_fraction,
+        .sequence_pages = pages,
     };
     SL_TRY(sl_model_create(&params, &self->model));
+    self->page_count = sl_model_page_count(self->model);
     return sl_step_create(params.max_rows, params.max_requests,
-                          sl_model_sequence_pages(self->model), self->tp, params.page_count,
+                          sl_model_sequence_pages(self->model), self->tp, self->page_count,
                           &self->step);
 }
 
 static sl_status_t take_memory(rank_t *self)
 {
-    uint32_t pages = self->max_requests * self->pages_a_request;
+    uint32_t pages = self->page_count;
     uint32_t tokens = largest(self->options->input_len) + self->max_requests;
     uint32_t vocab = sl_checkpoint_config(self->checkpoint)->vocab_size;
     self->page_ids = calloc(pages, sizeof(*self->page_ids));
@@ -443,10 +595,32 @@ static sl_status_t take_memory(rank_t *self)
     return SL_OK;
 }
 
+/* What rank 0's device can do, before it has anything else to do. On the host, what one thread can
+ * compute counts once for each. */
+static sl_status_t measure_ceiling(rank_t *self)
+{
+    if (self->rank != 0) {
+        return SL_OK;
+    }
+    SL_TRY(sl_ceiling_measure(self->options->device, device_index(self), &self->ceiling));
+    if (self->ops->host_memory) {
+        self->ceiling.flops *= (double)self->options->threads;
+    }
+    printf("Ceilings: %.3f TFLOPS, %.1f GB/s (%s)\n", self->ceiling.flops / 1e12,
+           self->ceiling.bytes / 1e9, self->ceiling.description);
+    return SL_OK;
+}
+
 static sl_status_t run_rank(const bench_options_t *options, uint32_t rank, meeting_t *meeting)
 {
     rank_t self = {.options = options, .rank = rank, .tp = (uint32_t)options->tp};
-    sl_status_t status = open_model(&self);
+    sl_status_t status = sl_ops_find(options->device, &self.ops);
+    if (status == SL_OK) {
+        status = measure_ceiling(&self);
+    }
+    if (status == SL_OK) {
+        status = open_model(&self);
+    }
     if (status == SL_OK) {
         status = take_memory(&self);
     }
@@ -469,6 +643,26 @@ static sl_status_t run_rank(const bench_options_t *options, uint32_t rank, meeti
     return status;
 }
 
+/* Whether all ranks went well. One that fails takes the others along, which may wait for it. */
+static bool wait_all(const pid_t *ranks, uint32_t count)
+{
+    bool good = true;
+    for (uint32_t left = count; left > 0; left--) {
+        int code;
+        pid_t ended = wait(&code);
+        if (ended > 0 && code == 0) {
+            continue;
+        }
+        for (uint32_t r = 0; good && r < count; r++) {
+            if (ranks[r] > 0 && ranks[r] != ended) {
+                (void)kill(ranks[r], SIGKILL);
+            }
+        }
+        good = false;
+    }
+    return good;
+}
+
 int main(int argc, char **argv)
 {
     bench_options_t options = {0};
@@ -485,15 +679,12 @@ int main(int argc, char **argv)
     if (meeting == MAP_FAILED) {
         return EXIT_FAILURE;
     }
-    bool failed = false;
+    pid_t ranks[SL_GROUP_RANKS_MAX];
     for (uint32_t rank = 0; rank < options.tp; rank++) {
-        if (fork() == 0) {
+        ranks[rank] = fork();
+        if (ranks[rank] == 0) {
             exit(run_rank(&options, rank, meeting) == SL_OK ? EXIT_SUCCESS : EXIT_FAILURE);
         }
     }
-    for (uint32_t rank = 0; rank < options.tp; rank++) {
-        int code;
-        failed = wait(&code) < 0 || code != 0 || failed;
-    }
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return wait_all(ranks, (uint32_t)options.tp) ? EXIT_SUCCESS : EXIT_FAILURE;
 }
