@@ -109,6 +109,7 @@ struct sl_transfer {
     _Atomic uint64_t lease_us;   /* sl_transfer_set_lease() */
     uint32_t writes;             /* puts and flushes under way */
     uint64_t writes_changed_us;  /* when their number last did */
+    uint64_t worked_us;          /* when a turn of the loop last found something to do */
     uint64_t *page_attempts;     /* [page_count]: who wrote it last, by data messages */
     size_t layer_bytes;
     sl_bytes_t address;

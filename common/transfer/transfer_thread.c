@@ -18,7 +18,11 @@
 #include "common/transfer/transfer_engine.h"
 
 #define SLEEP_MAX_MS 100
-#define SPIN_US 2000u /* since a write began or ended; then it is the peer that stands still */
+/* How long the thread stays awake on a GPU's host, where a copy takes microseconds and waking up as
+ * long again: since a write began or ended (then it is the peer that stands still), and since
+ * anything was done, because the next command or message often follows at once. */
+#define WRITE_SPIN_US 2000u
+#define SPIN_US 100u
 #define PROGRESS_CALLS_MAX 256 /* a turn */
 #define COMMANDS_MAX 256       /* a turn */
 #define FINISH_WAIT_US 4000000u
@@ -251,7 +255,19 @@ static bool turn(sl_transfer_t *transfer, uint64_t *wake_us)
         sl_reader_tend(transfer, now_us, wake_us);
     }
     flush_pending(transfer);
+    if (worked) {
+        transfer->worked_us = now_us;
+    }
     return worked;
+}
+
+static bool stay_awake(const sl_transfer_t *transfer, uint64_t now_us)
+{
+    if (!transfer->params.device_memory) {
+        return false;
+    }
+    return now_us - transfer->worked_us < SPIN_US ||
+           (transfer->writes > 0 && now_us - transfer->writes_changed_us < WRITE_SPIN_US);
 }
 
 static void rest(sl_transfer_t *transfer, uint64_t wake_us)
@@ -264,9 +280,7 @@ static void rest(sl_transfer_t *transfer, uint64_t wake_us)
     if (wake_us - now_us < SLEEP_MAX_MS * 1000) {
         wait_ms = (int)((wake_us - now_us) / 1000 + 1);
     }
-    if (transfer->params.device_memory && transfer->writes > 0 &&
-        now_us - transfer->writes_changed_us < SPIN_US) {
-        /* A copy between GPUs takes microseconds, and waking up for its end as long again. */
+    if (stay_awake(transfer, now_us)) {
         sched_yield();
         return;
     }

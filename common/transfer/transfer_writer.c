@@ -28,9 +28,9 @@
 
 #define PUTS_PER_PEER 32u
 #define PUTS_PER_TURN 32u /* of one attempt, so that commands and messages get their turn */
-#define PUT_BYTES_MAX                                                                              \
-    (32u << 20) /* adjoining pages are merged up to this; a page is never split                    \
-                 */
+/* Adjoining pages are merged up to this; a page is never split. UCX makes each put a copy on one
+ * stream, and between two copies a GPU's link stands still for some microseconds. */
+#define PUT_BYTES_MAX ((size_t)128 << 20)
 #define LOG_INTERVAL_US 1000000u
 #define END_LEASES 12u /* a flush and commit longer than this many leases: the peer is stuck */
 
