@@ -336,12 +336,28 @@ static uint64_t send_batch(bench_t *bench, bool computing)
     return ended_us;
 }
 
+static double time_prefill_alone(bench_t *bench)
+{
+    uint64_t started_us = sl_now_us();
+    prefill(bench, false);
+    return (double)(sl_now_us() - started_us);
+}
+
+static double time_prefill_sent(bench_t *bench, double *exposed_us)
+{
+    uint64_t started_us = sl_now_us();
+    uint64_t ended_us = send_batch(bench, true);
+    *exposed_us = (double)(ended_us - bench->computed_us);
+    return (double)(ended_us - started_us);
+}
+
 /*
  * In turn: the transfer of a batch's latents alone; the prefill of the next batch alone; and that
  * again as in service, where finished layers leave while later ones are computed, until the reader
  * has all. What both take longer than the prefill is what did not hide, taken in pairs, since a
- * machine's speed drifts. `exposed`: from the end of that prefill to COMMITTED, which leaves out
- * what the transfer slows down the prefill.
+ * machine's speed drifts; and since a GPU is the slower the longer it has been at work, another
+ * prefill precedes each pair and every other pair is taken the other way round. `exposed`: from the
+ * end of that prefill to COMMITTED, which leaves out what the transfer slows down the prefill.
  */
 static void time_prefills(bench_t *bench, result_t *result)
 {
@@ -357,14 +373,15 @@ static void time_prefills(bench_t *bench, result_t *result)
         uint64_t started_us = sl_now_us();
         transfer_us[i] = (double)(send_batch(bench, false) - started_us);
         plan(bench);
-        started_us = sl_now_us();
         prefill(bench, false);
-        compute_us[i] = (double)(sl_now_us() - started_us);
-        started_us = sl_now_us();
-        uint64_t ended_us = send_batch(bench, true);
-        both_us[i] = (double)(ended_us - started_us);
+        if (i % 2 == 0) {
+            compute_us[i] = time_prefill_alone(bench);
+        }
+        both_us[i] = time_prefill_sent(bench, &exposed_us[i]);
+        if (i % 2 == 1) {
+            compute_us[i] = time_prefill_alone(bench);
+        }
         longer_us[i] = both_us[i] - compute_us[i];
-        exposed_us[i] = (double)(ended_us - bench->computed_us);
     }
     plan(bench);
     send_batch(bench, true); /* of prompts not computed before: its bytes are checked */
