@@ -67,6 +67,12 @@ sl_status_t sl_decode_attach(void *self, sl_rank_t *rank)
                                      &decode->requests);
 }
 
+static sl_status_t decode_use_pages(void *self, uint32_t page_count)
+{
+    sl_decode_t *decode = self;
+    return sl_decode_requests_use_pages(decode->requests, page_count);
+}
+
 static sl_status_t remove_request(sl_decode_t *decode, sl_decode_request_t *request)
 {
     uint64_t attempt = request->attempt;
@@ -280,6 +286,7 @@ static void decode_figures(void *self, sl_msg_heartbeat_t *figures)
 }
 
 const sl_rank_ops_t sl_decode_rank_ops = {
+    .use_pages = decode_use_pages,
     .on_message = decode_on_message,
     .on_event = decode_on_event,
     .has_work = decode_has_work,

@@ -67,6 +67,18 @@ void sl_decode_requests_destroy(sl_decode_requests_t *requests)
     free(requests);
 }
 
+sl_status_t sl_decode_requests_use_pages(sl_decode_requests_t *requests, uint32_t page_count)
+{
+    sl_pages_t *pages;
+    if (requests->count > 0) {
+        return sl_error(SL_ERR_DESYNC, "%u requests came before their group", requests->count);
+    }
+    SL_TRY(sl_pages_create(page_count, &pages));
+    sl_pages_destroy(requests->pages);
+    requests->pages = pages;
+    return SL_OK;
+}
+
 sl_status_t sl_decode_requests_reserve(sl_decode_requests_t *requests,
                                        const sl_msg_reserve_t *message,
                                        sl_decode_request_t **request_p)

@@ -62,6 +62,10 @@ SL_MUST_USE sl_status_t sl_decode_requests_create(uint32_t page_count, uint32_t 
                                                   sl_decode_requests_t **requests_p);
 void sl_decode_requests_destroy(sl_decode_requests_t *requests);
 
+/* Uses so many pages from now on. SL_ERR_DESYNC once there are requests. */
+SL_MUST_USE sl_status_t sl_decode_requests_use_pages(sl_decode_requests_t *requests,
+                                                     uint32_t page_count);
+
 /* Takes pages; those of the prompt are FILLING afterwards. SL_ERR_NO_PAGES when pages or places are
  * short now (not logged). */
 SL_MUST_USE sl_status_t sl_decode_requests_reserve(sl_decode_requests_t *requests,

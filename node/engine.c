@@ -22,6 +22,25 @@ void sl_rank_progress(sl_rank_t *rank)
     sl_rank_publish(rank, true);
 }
 
+/* With TP attention a page id holds on all ranks, so the group uses as many as its smallest rank
+ * has; with DP attention each rank uses its own. */
+static sl_status_t use_pages(sl_rank_t *rank, uint64_t pages)
+{
+    bool shared = rank->params.options->attention == SL_ATTENTION_TP;
+    uint64_t least = shared ? 1 : 0, most = shared ? sl_model_page_count(rank->model) : 0;
+    if (pages < least || pages > most) {
+        return sl_error(
+            SL_ERR_DESYNC, "group with %llu pages a rank: expected %llu to %llu on this one",
+            (unsigned long long)pages, (unsigned long long)least, (unsigned long long)most);
+    }
+    rank->group_pages = pages;
+    if (!shared) {
+        return SL_OK;
+    }
+    sl_step_limit_pages(rank->step, (uint32_t)pages);
+    return rank->params.ops->use_pages(rank->params.self, (uint32_t)pages);
+}
+
 static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
 {
     uint32_t tp = (uint32_t)rank->params.options->tp;
@@ -30,15 +49,18 @@ static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
         return sl_error(SL_ERR_DESYNC, "group of %zu ranks: expected tp %u", group->rank_count, tp);
     }
     if (rank->joined) { /* a restarted router asks again; the group itself has not changed */
-        if (memcmp(rank->members, group->incarnations, tp * sizeof(rank->members[0])) != 0) {
+        if (memcmp(rank->members, group->incarnations, tp * sizeof(rank->members[0])) != 0 ||
+            rank->group_pages != group->pages) {
             return sl_error(SL_ERR_DESYNC, "the router formed the group anew, of other processes");
         }
         return sl_rank_post(rank, &ready);
     }
     memcpy(rank->members, group->incarnations, tp * sizeof(rank->members[0]));
+    SL_TRY(use_pages(rank, group->pages));
     SL_TRY(sl_group_connect(rank->group, group->addresses, group->rank_count));
     SL_TRY(sl_model_join(rank->model, rank->group));
     rank->joined = true;
+    sl_rank_publish(rank, false); /* the first heartbeat after `ready` counts these pages */
     sl_log_info("group of %u ready", tp);
     return sl_rank_post(rank, &ready);
 }

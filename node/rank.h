@@ -92,6 +92,9 @@ typedef struct sl_rank sl_rank_t;
  * thread. A status of REQUEST or PEER scope is a mistake here: such failures are settled with the
  * router by the callback itself. */
 typedef struct {
+    /* Attention tp only, once, when the group has formed: pages from `page_count` on are not used,
+     * because a rank of the group has no more. No request has come yet. */
+    sl_status_t (*use_pages)(void *self, uint32_t page_count);
     /* RESERVE, PREFILL, CANCEL_ATTEMPT */
     sl_status_t (*on_message)(void *self, const sl_message_t *message);
     sl_status_t (*on_event)(void *self, const sl_transfer_event_t *event);

@@ -96,6 +96,12 @@ void sl_step_destroy(sl_step_t *step)
     free(step);
 }
 
+void sl_step_limit_pages(sl_step_t *step, uint32_t page_count)
+{
+    SL_ASSERT(page_count <= step->page_count);
+    step->page_count = page_count;
+}
+
 void sl_step_clear(sl_step_t *step)
 {
     step->rows = step->requests = step->pages = 0;

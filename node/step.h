@@ -22,6 +22,10 @@ SL_MUST_USE sl_status_t sl_step_create(uint32_t max_rows, uint32_t max_requests,
                                        sl_step_t **step_p);
 void sl_step_destroy(sl_step_t *step);
 
+/* From now on a plan may only name pages below `page_count`, which is at most what the step was
+ * created with. */
+void sl_step_limit_pages(sl_step_t *step, uint32_t page_count);
+
 void sl_step_clear(sl_step_t *step);
 uint32_t sl_step_rows(const sl_step_t *step);
 uint32_t sl_step_requests(const sl_step_t *step);

@@ -77,6 +77,12 @@ sl_status_t sl_prefill_attach(void *self, sl_rank_t *rank)
     return sl_prefill_requests_create(&params, &prefill->requests);
 }
 
+static sl_status_t prefill_use_pages(void *self, uint32_t page_count)
+{
+    sl_prefill_t *prefill = self;
+    return sl_prefill_requests_use_pages(prefill->requests, page_count);
+}
+
 /* Gives a request up: the transfer engine's ABORTED ends it. */
 static sl_status_t end_request(sl_prefill_t *prefill, sl_prefill_request_t *request)
 {
@@ -352,6 +358,7 @@ static void prefill_figures(void *self, sl_msg_heartbeat_t *figures)
 }
 
 const sl_rank_ops_t sl_prefill_rank_ops = {
+    .use_pages = prefill_use_pages,
     .on_message = prefill_on_message,
     .on_event = prefill_on_event,
     .has_work = prefill_has_work,

@@ -60,6 +60,19 @@ void sl_prefill_requests_destroy(sl_prefill_requests_t *requests)
     free(requests);
 }
 
+sl_status_t sl_prefill_requests_use_pages(sl_prefill_requests_t *requests, uint32_t page_count)
+{
+    sl_pages_t *pages;
+    if (requests->count > 0) {
+        return sl_error(SL_ERR_DESYNC, "%u requests came before their group", requests->count);
+    }
+    SL_TRY(sl_pages_create(page_count, &pages));
+    sl_pages_destroy(requests->pages);
+    requests->pages = pages;
+    requests->params.page_count = page_count;
+    return SL_OK;
+}
+
 static void enqueue(sl_prefill_requests_t *requests, sl_prefill_request_t *request)
 {
     request->next = NULL;

@@ -56,6 +56,10 @@ SL_MUST_USE sl_status_t sl_prefill_requests_create(const sl_prefill_requests_par
                                                    sl_prefill_requests_t **requests_p);
 void sl_prefill_requests_destroy(sl_prefill_requests_t *requests);
 
+/* Uses so many pages from now on. SL_ERR_DESYNC once there are requests. */
+SL_MUST_USE sl_status_t sl_prefill_requests_use_pages(sl_prefill_requests_t *requests,
+                                                      uint32_t page_count);
+
 /* Takes over the message's tokens (they are NULL afterwards). SL_ERR_INVALID for a prompt that can
  * never run here, with the figures. */
 SL_MUST_USE sl_status_t sl_prefill_requests_add(sl_prefill_requests_t *requests,

@@ -170,7 +170,10 @@ void sl_registry_send_group(sl_registry_t *registry, sl_rank_group_t *group)
     }
     sl_message_t message = {
         .type = SL_MSG_GROUP,
-        .group = {.incarnations = incarnations, .addresses = addresses, .rank_count = group->tp},
+        .group = {.incarnations = incarnations,
+                  .addresses = addresses,
+                  .rank_count = group->tp,
+                  .pages = group->pages},
     };
     for (uint32_t i = 0; i < group->tp; i++) {
         sl_registry_send(registry, group->ranks[i], &message);
@@ -324,6 +327,31 @@ static sl_status_t reserve_targets(sl_registry_t *registry, sl_pool_t pool)
     return SL_OK;
 }
 
+/* With attention "tp" a page id holds on all ranks of the group, so it has as many as its smallest
+ * rank: ranks that count pages by their own GPU's free memory differ a little. */
+static void settle_pages(sl_rank_group_t *group)
+{
+    char name[32];
+    uint64_t least = UINT64_MAX, most = 0;
+    if (group->attention != SL_ATTENTION_TP) {
+        return;
+    }
+    for (uint32_t i = 0; i < group->tp; i++) {
+        uint64_t pages = group->ranks[i]->hello.hello.pages_total;
+        least = pages < least ? pages : least;
+        most = pages > most ? pages : most;
+    }
+    group->pages = least;
+    for (uint32_t i = 0; i < group->tp; i++) {
+        group->ranks[i]->load.pages_total = least;
+    }
+    if (least < most) {
+        sl_log_info("group of %s: its ranks have %" PRIu64 " to %" PRIu64
+                    " pages; each uses %" PRIu64 " (attention tp)",
+                    sl_rank_name(&group->ranks[0]->id, name), least, most, least);
+    }
+}
+
 sl_status_t sl_registry_admit(sl_registry_t *registry, const sl_peer_key_t *key,
                               sl_message_t *hello, uint64_t now_us, sl_rank_t **rank_p)
 {
@@ -360,6 +388,9 @@ sl_status_t sl_registry_admit(sl_registry_t *registry, const sl_peer_key_t *key,
     }
     rank->hello = *hello; /* its arrays move here */
     memset(hello, 0, sizeof(*hello));
+    if (group->rank_count == group->tp) {
+        settle_pages(group);
+    }
     cluster_update(registry);
     *rank_p = rank;
     return SL_OK;

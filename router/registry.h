@@ -65,6 +65,7 @@ struct sl_rank_group {
     sl_group_state_t state;
     uint64_t failed_us;
     uint32_t rank_count, ready_count;
+    uint64_t pages; /* attention "tp", once complete: that each rank uses; otherwise 0 */
     sl_rank_t *ranks[SL_GROUP_RANKS_MAX]; /* by rank; NULL: not registered */
 };
 

@@ -68,10 +68,10 @@ static sl_status_t check_cluster(const sl_registry_t *registry, const sl_msg_hel
     return SL_OK;
 }
 
-/* Ranks of a group gather each other's rows into buffers of one size, and with attention "tp" use
- * the same page ids; a rank that was started with other sizes would end them all. */
-static sl_status_t check_sizes(const sl_rank_group_t *group, const sl_msg_hello_t *hello,
-                               const char *name)
+/* Ranks of a group gather each other's rows into buffers of one size; a rank that was started with
+ * another one would end them all. */
+static sl_status_t check_rows(const sl_rank_group_t *group, const sl_msg_hello_t *hello,
+                              const char *name)
 {
     char other[32];
     uint32_t first = 0;
@@ -83,11 +83,6 @@ static sl_status_t check_sizes(const sl_rank_group_t *group, const sl_msg_hello_
     if (hello->max_rows != fixed->max_rows) {
         return REFUSE("%s: max_rows %" PRIu64 ", expected %" PRIu64 " as %s of its group has", name,
                       hello->max_rows, fixed->max_rows, other);
-    }
-    if (group->attention == SL_ATTENTION_TP && hello->pages_total != fixed->pages_total) {
-        return REFUSE("%s: pages_total %" PRIu64 ", expected %" PRIu64
-                      " as %s of its group has (attention tp)",
-                      name, hello->pages_total, fixed->pages_total, other);
     }
     return SL_OK;
 }
@@ -105,7 +100,7 @@ static sl_status_t check_group(sl_registry_t *registry, const sl_msg_hello_t *he
                       attentions[group->attention == SL_ATTENTION_TP]);
     }
     if (group != NULL) {
-        SL_TRY(check_sizes(group, hello, name));
+        SL_TRY(check_rows(group, hello, name));
     }
     if (registry->live_count >= registry->params.max_ranks) {
         return REFUSE("%s: %zu ranks are registered, which is the limit (--max-ranks)", name,
@@ -202,9 +197,10 @@ static sl_status_t admit(sl_registry_t *registry, const sl_peer_key_t *key, sl_m
 {
     sl_rank_t *rank;
     SL_TRY(sl_registry_admit(registry, key, message, now_us, &rank));
-    sl_log_info(
-        "%s: registered, %u of %u of its group (incarnation %" PRIu64 ", %" PRIu64 " pages)", name,
-        rank->group->rank_count, rank->group->tp, rank->id.incarnation, rank->load.pages_total);
+    sl_log_info("%s: registered, %u of %u of its group (incarnation %" PRIu64 ", %" PRIu64
+                " pages)",
+                name, rank->group->rank_count, rank->group->tp, rank->id.incarnation,
+                rank->hello.hello.pages_total);
     sl_registry_welcome(registry, rank);
     if (rank->group->rank_count == rank->group->tp) {
         sl_registry_send_group(registry, rank->group);

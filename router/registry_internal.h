@@ -26,7 +26,8 @@ struct sl_registry {
 /* The group of this index that has not failed, or NULL. */
 sl_rank_group_t *sl_registry_live_group(sl_registry_t *registry, sl_pool_t pool, uint32_t index);
 
-/* Adds a checked rank (takes the hello) to its group, which is made if need be. */
+/* Adds a checked rank (takes the hello) to its group, which is made if need be. The last one of a
+ * group settles how many pages its ranks use. */
 SL_MUST_USE sl_status_t sl_registry_admit(sl_registry_t *registry, const sl_peer_key_t *key,
                                           sl_message_t *hello, uint64_t now_us, sl_rank_t **rank_p);
 

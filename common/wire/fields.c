@@ -257,6 +257,7 @@ static const sl_field_t group_fields[] = {
      .count_offset = offsetof(sl_msg_group_t, rank_count),
      .shares_count = true,
      .capacity = RANKS_MAX},
+    U64(sl_msg_group_t, pages),
 };
 static const sl_field_t peer_fields[] = {
     RANK(sl_msg_peer_t, rank),

@@ -19,7 +19,7 @@
 #include "common/base/status.h"
 #include "common/wire/sampling.h"
 
-#define SL_PROTOCOL_VERSION 1
+#define SL_PROTOCOL_VERSION 2
 #define SL_REQUEST_ID_BYTES 64        /* client-chosen request id, terminating 0 included */
 #define SL_NAME_BYTES 128             /* model names, states, codes, terminating 0 included */
 #define SL_TEXT_BYTES 1024            /* error texts, terminating 0 included */
@@ -188,6 +188,7 @@ typedef struct {
     uint64_t *incarnations;
     sl_bytes_t *addresses; /* the ranks' group_address */
     size_t rank_count;
+    uint64_t pages; /* of each rank, the first so many are used; 0: all that the rank has */
 } sl_msg_group_t;
 
 /* A rank of the other pool has come or gone. */

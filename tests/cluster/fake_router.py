@@ -7,6 +7,7 @@ import threading
 
 import msgpack
 import zmq
+from sluice.protocol import VERSION
 
 INFO = {"model": "fake", "vocab_size": 256, "max_model_len": 1024, "max_prompt_len": 1000,
         "tokenizer_path": ""}
@@ -33,7 +34,7 @@ class FakeRouter:
         return int(self.address.rsplit(":", 1)[1])
 
     def send(self, peer, kind, **fields):
-        self.send_bytes(peer, msgpack.packb({"v": 1, "type": kind, **fields}))
+        self.send_bytes(peer, msgpack.packb({"v": VERSION, "type": kind, **fields}))
 
     def send_bytes(self, peer, frame):
         self._socket.send_multipart([peer, frame])

@@ -119,28 +119,28 @@ BAD_FRAMES = {
     "array_of_four_billion": (b"\xdd\xff\x00\x00\x00", "invalid|limit", ""),
     "map_of_four_billion": (b"\xdf\xff\xff\xff\xff", "invalid|limit", ""),
     "string_of_four_billion": (b"\xdb\xff\xff\xff\xff", "invalid|limit", ""),
-    "inside_a_message": (packed(v=1, type="generate")[:-9] + b"\xdd\xff\x00\x00\x00",
+    "inside_a_message": (packed(v=2, type="generate")[:-9] + b"\xdd\xff\x00\x00\x00",
                          "invalid|limit", ""),
-    "cut_short": (packed(v=1, type="generate", id="a", tokens=[1, 2, 3])[:-1], "invalid", ""),
-    "trailing": (packed(v=1, type="status") + b"\x00", "invalid", "trailing"),
-    "too_deep": (packed(v=1, type="generate", id="a")[:-1] + b"a" + nested(1000),
+    "cut_short": (packed(v=2, type="generate", id="a", tokens=[1, 2, 3])[:-1], "invalid", ""),
+    "trailing": (packed(v=2, type="status") + b"\x00", "invalid", "trailing"),
+    "too_deep": (packed(v=2, type="generate", id="a")[:-1] + b"a" + nested(1000),
                  "invalid|limit", ""),
-    "deep_value": (b"\x83\xa1v\x01\xa4type\xa8generate\xa6tokens" + nested(50), "invalid|limit",
+    "deep_value": (b"\x83\xa1v\x02\xa4type\xa8generate\xa6tokens" + nested(50), "invalid|limit",
                    "level|deep|nest"),
     "a_number": (b"\x07", "invalid", "map"),
     "no_version": (packed(type="status"), "invalid", "v"),
-    "other_version": (packed(v=2, type="status"), "invalid", "version"),
-    "no_type": (packed(v=1), "invalid", "type"),
-    "unknown_type": (packed(v=1, type="frobnicate"), "invalid", "frobnicate"),
-    "unknown_key": (packed(v=1, type="cancel", id="a", why="x"), "invalid", "why"),
-    "a_rank_s_type": (packed(v=1, type="heartbeat_ack", sequence=1), "invalid", "heartbeat_ack"),
-    "double_key": (b"\x84\xa1v\x01\xa4type\xa6cancel\xa2id\xa1a\xa2id\xa1b", "invalid", "id"),
+    "other_version": (packed(v=1, type="status"), "invalid", "version"),
+    "no_type": (packed(v=2), "invalid", "type"),
+    "unknown_type": (packed(v=2, type="frobnicate"), "invalid", "frobnicate"),
+    "unknown_key": (packed(v=2, type="cancel", id="a", why="x"), "invalid", "why"),
+    "a_rank_s_type": (packed(v=2, type="heartbeat_ack", sequence=1), "invalid", "heartbeat_ack"),
+    "double_key": (b"\x84\xa1v\x02\xa4type\xa6cancel\xa2id\xa1a\xa2id\xa1b", "invalid", "id"),
     "nan_key": (b"\x81\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00\x01", "invalid", ""),
-    "extension": (packed(v=1, type="cancel", id=msgpack.ExtType(5, b"x")), "invalid", "exten|id"),
-    "wrong_kind": (packed(v=1, type="generate", id="a", tokens={"a": 1}), "invalid", "tokens"),
-    "no_tokens": (packed(v=1, type="generate", id="a"), "invalid", "tokens"),
-    "empty_id": (packed(v=1, type="generate", id="", tokens=[1]), "invalid", "id"),
-    "id_with_a_zero": (packed(v=1, type="cancel", id="a\0b"), "invalid", "id"),
+    "extension": (packed(v=2, type="cancel", id=msgpack.ExtType(5, b"x")), "invalid", "exten|id"),
+    "wrong_kind": (packed(v=2, type="generate", id="a", tokens={"a": 1}), "invalid", "tokens"),
+    "no_tokens": (packed(v=2, type="generate", id="a"), "invalid", "tokens"),
+    "empty_id": (packed(v=2, type="generate", id="", tokens=[1]), "invalid", "id"),
+    "id_with_a_zero": (packed(v=2, type="cancel", id="a\0b"), "invalid", "id"),
 }
 
 
@@ -168,7 +168,7 @@ def test_too_large_a_frame(cluster):
 
 def test_several_frames_in_one_message(cluster):
     with sluice.RawConnection(cluster.client_address) as raw:
-        raw.send(packed(v=1, type="status"), packed(v=1, type="status"))
+        raw.send(packed(v=2, type="status"), packed(v=2, type="status"))
         failed = raw.receive(30 * build.patience())
         assert failed["type"] == "failed" and "one part" in failed["message"]
 

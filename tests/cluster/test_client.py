@@ -339,7 +339,7 @@ def test_raw_connection_takes_any_bytes():
     def script(router, peer, message):
         router.send(peer, "failed", id="x", seq=0, code="invalid", message=str(message["type"]))
     with FakeRouter(script) as router, sluice.RawConnection(router.address) as raw:
-        raw.send(b"\x82\xa1v\x01\xa4type\xa3abc")
+        raw.send(b"\x82\xa1v\x02\xa4type\xa3abc")
         assert raw.receive()["message"] == "abc"
         with pytest.raises(sluice.RequestTimeout):
             raw.receive(0.05)

@@ -8,12 +8,14 @@ import pytest
 import zmq
 from goldens import GOLDEN
 from processes import Program, wait_until
+from sluice.protocol import VERSION
 
 SAMPLING = {"seed": 1, "max_tokens": 8, "temperature": 0.0}
 
 
 class ScriptedRouter:
-    def __init__(self):
+    def __init__(self, group_pages=0):
+        self.group_pages = group_pages
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.bind("tcp://127.0.0.1:*")
@@ -24,7 +26,7 @@ class ScriptedRouter:
         self.context.destroy(linger=0)
 
     def send(self, pool, kind, **fields):
-        frame = msgpack.packb({"v": 1, "type": kind, **fields})
+        frame = msgpack.packb({"v": VERSION, "type": kind, **fields})
         self.socket.send_multipart([self.keys[pool], frame])
 
     def take(self):
@@ -39,7 +41,7 @@ class ScriptedRouter:
             self.hello[pool], self.keys[pool] = message, key
             self.send(pool, "welcome", incarnation=incarnation, heartbeat_ms=100, lease_ms=5000)
             self.send(pool, "group", incarnations=[incarnation],
-                      addresses=[message["group_address"]])
+                      addresses=[message["group_address"]], pages=self.group_pages)
             return
         pool = next(p for p, k in self.keys.items() if k == key)
         if kind == "heartbeat":
@@ -64,14 +66,15 @@ class ScriptedRouter:
 
 
 class Rig:
-    def __init__(self, folder):
-        self.router = ScriptedRouter()
+    def __init__(self, folder, attention="dp", group_pages=0):
+        self.router = ScriptedRouter(group_pages)
+        self.attention = attention
         self.ranks = [Program(pool, self._command(pool), folder / f"{pool}.log",
                               build.environment()) for pool in ("prefill", "decode")]
 
     def _command(self, pool):
         argv = [build.program(f"sluice-{pool}"), "--router", self.router.address,
-                "--model", str(GOLDEN / "lite"), "--pages", "64"]
+                "--model", str(GOLDEN / "lite"), "--pages", "64", "--attention", self.attention]
         return argv + (["--token-budget", "256"] if pool == "prefill" else ["--max-batch", "8"])
 
     def wait(self, condition, what):
@@ -84,11 +87,11 @@ class Rig:
         return self.wait(lambda: self.router.of(pool, kind, attempt),
                          f"{kind} of attempt {attempt} from {pool}")
 
-    def wait_free(self):
+    def wait_free(self, pages=64):
         """Every page of both ranks free, by heartbeats from now on."""
         self.router.log = [(p, m) for p, m in self.router.log if m["type"] != "heartbeat"]
-        self.wait(lambda: all(self.router.free_pages(p) == 64 for p in ("prefill", "decode")),
-                  "64 free pages on both ranks")
+        self.wait(lambda: all(self.router.free_pages(p) == pages for p in ("prefill", "decode")),
+                  f"{pages} free pages on both ranks")
 
     def check_alive(self):
         for rank in self.ranks:
@@ -132,9 +135,9 @@ def attempts(rig):
     rig.wait_free()
 
 
-def finish(rig, attempt):
-    rig.reserve(attempt)
-    rig.prefill(attempt)
+def finish(rig, attempt, prompt_len=3):
+    rig.reserve(attempt, prompt_len)
+    rig.prefill(attempt, [n % 256 for n in range(prompt_len)])
     rig.wait_message("decode", "released", attempt)
     rig.wait_message("prefill", "released", attempt)
     messages = [m for pool in ("prefill", "decode") for m in rig.router.of(pool, "tokens", attempt)]
@@ -207,3 +210,37 @@ def test_repeated_messages_count_once(rig, attempts):
     finish(rig, next(attempts))
     assert len(rig.router.of("prefill", "released", attempt)) == 1
     assert len(rig.router.of("decode", "released", attempt)) == 1
+
+
+def test_group_of_fewer_pages(tmp_path):
+    """TP attention: what a rank has beyond the group's pages is never given out."""
+    rig = Rig(tmp_path, "tp", 40)
+    try:
+        rig.wait(lambda: len(rig.router.ready) == 2, "both ranks ready")
+        rig.router.introduce()
+        rig.wait_free(40)
+        rig.reserve(1, prompt_len=40 * 64 - 7)
+        rig.wait_message("decode", "no_pages", 1)
+        rig.prefill(2, [5] * (40 * 64 + 1))
+        failed = rig.wait_message("prefill", "failed", 2)[0]
+        assert "needs 41 pages: expected 1 to 40" in failed["message"]
+        finish(rig, 3, 40 * 64 - 8)
+        rig.wait_free(40)
+        rig.check_alive()
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("attention, pages, expected", [
+    ("tp", 65, "1 to 64"), ("tp", 0, "1 to 64"), ("dp", 64, "0 to 0")])
+def test_group_of_impossible_pages(tmp_path, attention, pages, expected):
+    rig = Rig(tmp_path, attention, pages)
+    try:
+        for rank in rig.ranks:
+            rank.may_die = True
+        rig.wait(lambda: all(rank.exit_code is not None for rank in rig.ranks), "both ranks' ends")
+        for rank in rig.ranks:
+            assert rank.exit_code == 1
+            assert f"group with {pages} pages a rank: expected {expected} on this one" in rank.log()
+    finally:
+        rig.close()

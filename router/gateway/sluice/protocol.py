@@ -10,7 +10,7 @@ import msgpack
 
 from .errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 REQUEST_ID_BYTES = 63
 # A reply holds at most one array per token or rank; this bounds what a broken peer can cost.
 FRAME_BYTES_MAX = 256 << 20

@@ -157,6 +157,23 @@ static void test_short_of_pages_or_places(void **state)
     sl_decode_requests_destroy(requests);
 }
 
+static void test_fewer_pages_for_the_group(void **state)
+{
+    (void)state;
+    sl_decode_requests_t *requests = make(2);
+    sl_decode_request_t *request = NULL;
+    assert_int_equal(sl_decode_requests_use_pages(requests, PAGES - 2), SL_OK);
+    assert_int_equal(pages_in(requests, SL_PAGE_FREE), PAGES - 2);
+    assert_int_equal(reserve(requests, 1, 64, 64 * (PAGES - 2), &request), SL_ERR_NO_PAGES);
+    assert_int_equal(reserve(requests, 2, 64, 64 * (PAGES - 3), &request), SL_OK);
+    for (uint32_t i = 0; i < request->page_count; i++) {
+        assert_true(request->pages[i] < PAGES - 2);
+    }
+    assert_int_equal(sl_decode_requests_use_pages(requests, PAGES), SL_ERR_DESYNC); /* too late */
+    assert_int_equal(pages_in(requests, SL_PAGE_FREE), 0);
+    sl_decode_requests_destroy(requests);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -164,6 +181,7 @@ int main(void)
         cmocka_unit_test(test_steps_under_way),
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_short_of_pages_or_places),
+        cmocka_unit_test(test_fewer_pages_for_the_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

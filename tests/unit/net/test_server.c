@@ -102,7 +102,7 @@ static void test_port_zero_and_port_in_use(void **state)
 static void test_bad_frames_can_be_answered(void **state)
 {
     (void)state;
-    static const char with_id[] = "\x83\xa1v\x01\xa4type\xa3"
+    static const char with_id[] = "\x83\xa1v\x02\xa4type\xa3"
                                   "abc\xa2id\xa2"
                                   "r7";
     const struct {

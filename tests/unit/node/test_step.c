@@ -121,6 +121,24 @@ static void test_plan_damaged(void **state)
     sl_step_destroy(to);
 }
 
+/* The group's smallest rank has fewer pages than this one. */
+static void test_limited_pages(void **state)
+{
+    (void)state;
+    sl_step_t *from = make(16, 2), *to = make(16, 2);
+    const void *plan;
+    uint32_t bytes;
+    fill_two(from); /* of pages up to 7 */
+    sl_step_plan(from, &plan, &bytes);
+    sl_step_limit_pages(to, 8);
+    assert_int_equal(sl_step_set_plan(to, plan, bytes), SL_OK);
+    sl_step_limit_pages(to, 7);
+    assert_int_equal(sl_step_set_plan(to, plan, bytes), SL_ERR_DESYNC);
+    assert_int_equal(sl_step_rows(to), 0);
+    sl_step_destroy(from);
+    sl_step_destroy(to);
+}
+
 static void test_too_large(void **state)
 {
     (void)state;
@@ -135,6 +153,7 @@ int main(void)
         cmocka_unit_test(test_batch),
         cmocka_unit_test(test_plan_round_trip),
         cmocka_unit_test(test_plan_damaged),
+        cmocka_unit_test(test_limited_pages),
         cmocka_unit_test(test_too_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

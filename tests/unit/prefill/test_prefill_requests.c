@@ -165,6 +165,25 @@ static void test_end_and_refusal(void **state)
     rig_close(&rig);
 }
 
+static void test_fewer_pages_for_the_group(void **state)
+{
+    (void)state;
+    rig_t rig = rig_open(8);
+    uint64_t attempts[8];
+    assert_int_equal(sl_prefill_requests_use_pages(rig.requests, 2), SL_OK);
+    assert_int_equal(free_pages(&rig), 2);
+    sl_prefill_request_t *request = NULL;
+    sl_msg_prefill_t message = {
+        .attempt = 1, .tokens = calloc(129, sizeof(int32_t)), .token_count = 129};
+    assert_int_equal(sl_prefill_requests_add(rig.requests, &message, 0, &request), SL_ERR_INVALID);
+    free(message.tokens);
+    request = add(&rig, 2, 128, 0);
+    assert_int_equal(plan(&rig, 0, attempts), 1);
+    assert_true(request->pages[0] < 2 && request->pages[1] < 2);
+    assert_int_equal(sl_prefill_requests_use_pages(rig.requests, 8), SL_ERR_DESYNC); /* too late */
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -172,6 +191,7 @@ int main(void)
         cmocka_unit_test(test_long_prompt),
         cmocka_unit_test(test_starvation),
         cmocka_unit_test(test_end_and_refusal),
+        cmocka_unit_test(test_fewer_pages_for_the_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -115,13 +115,12 @@ static void bad_figures_are_refused(void **state)
     assert_int_equal(sl_registry_count(fixture->registry), 1);
 }
 
-static void unequal_sizes_within_a_group_are_refused(void **state)
+static void unequal_rows_within_a_group_are_refused(void **state)
 {
     fixture_t *fixture = *state;
     for (uint32_t group = 0; group < 2; group++) {
         sl_attention_t attention = group == 0 ? SL_ATTENTION_DP : SL_ATTENTION_TP;
-        const char *first = group == 0 ? "dp1" : "tp1", *rows = group == 0 ? "dp-rows" : "tp-rows",
-                   *pages = group == 0 ? "dp-pages" : "tp-pages";
+        const char *first = group == 0 ? "dp1" : "tp1", *rows = group == 0 ? "dp-rows" : "tp-rows";
         sl_message_t hello = hello_of(SL_POOL_DECODE, group, 1, 2, 10 + group);
         hello.hello.attention = attention;
         hello.hello.max_rows = 64;
@@ -133,22 +132,69 @@ static void unequal_sizes_within_a_group_are_refused(void **state)
         assert_refused(fixture, rows, "refused", group == 0 ? "decode/0/0" : "decode/1/0");
         assert_refused(fixture, rows, "refused", "max_rows 32, expected 64");
         assert_null(rank_of(fixture, rows));
-        hello = hello_of(SL_POOL_DECODE, group, 0, 2, 30 + group);
-        hello.hello.attention = attention;
-        hello.hello.max_rows = 64;
-        hello.hello.pages_total = 19;
-        say_hello(fixture, pages, hello);
+        assert_non_null(rank_of(fixture, first)); /* and nobody else is disturbed */
     }
-    assert_non_null(rank_of(fixture, "dp-pages")); /* each rank has page ids of its own */
-    assert_null(rank_of(fixture, "tp-pages"));
-    assert_refused(fixture, "tp-pages", "refused", "pages_total 19, expected 20");
-    assert_non_null(rank_of(fixture, "tp1")); /* and nobody else is disturbed */
 
     /* Another group may be of another size. */
     sl_message_t hello = hello_of(SL_POOL_DECODE, 2, 0, 1, 40);
     hello.hello.max_rows = 8;
     say_hello(fixture, "other", hello);
     assert_non_null(rank_of(fixture, "other"));
+}
+
+/* A group of two: the second rank to come, rank 0, has fewer pages than the first. */
+static void join_uneven(fixture_t *fixture, sl_attention_t attention)
+{
+    for (uint32_t i = 2; i-- > 0;) {
+        const char *name = i == 0 ? "d0" : "d1";
+        sl_message_t hello = hello_of(SL_POOL_DECODE, 0, i, 2, 20 + i);
+        hello.hello.attention = attention;
+        hello.hello.pages_total = i == 0 ? 19 : 24;
+        say_hello(fixture, name, hello);
+    }
+}
+
+static void tensor_parallel_attention_uses_the_pages_of_the_smallest_rank(void **state)
+{
+    fixture_t *fixture = *state;
+    join_uneven(fixture, SL_ATTENTION_TP);
+    for (uint32_t i = 0; i < 2; i++) {
+        const char *name = i == 0 ? "d0" : "d1";
+        assert_int_equal(sent_to(fixture, name, SL_MSG_GROUP, 0)->group.pages, 19);
+        assert_int_equal(rank_of(fixture, name)->load.pages_total, 19);
+        sl_registry_ready(fixture->registry, rank_of(fixture, name));
+    }
+    join(fixture, "p", SL_POOL_PREFILL, 0);
+    generate(fixture, "c", "fits", 18 * 64, 64);
+    assert_int_equal(sent_count(fixture, "d0", SL_MSG_RESERVE), 1);
+    generate(fixture, "c", "does not", 18 * 64, 65);
+    sl_message_t *failed = sent_to(fixture, "c", SL_MSG_FAILED, 0);
+    assert_non_null(failed);
+    assert_string_equal(failed->failed.code, "limit");
+}
+
+/* Told again over a new connection: the number is the ranks' own, so it is the same. */
+static void group_told_again_has_the_same_pages(void **state)
+{
+    fixture_t *fixture = *state;
+    join_uneven(fixture, SL_ATTENTION_TP);
+    sl_message_t hello = hello_of(SL_POOL_DECODE, 0, 1, 2, 21);
+    hello.hello.attention = SL_ATTENTION_TP;
+    hello.hello.pages_total = 24;
+    say_hello(fixture, "d1-again", hello);
+    assert_int_equal(sent_to(fixture, "d1-again", SL_MSG_GROUP, 0)->group.pages, 19);
+    assert_int_equal(rank_of(fixture, "d1-again")->load.pages_total, 19);
+}
+
+static void data_parallel_attention_uses_each_ranks_own_pages(void **state)
+{
+    fixture_t *fixture = *state;
+    join_uneven(fixture, SL_ATTENTION_DP);
+    for (uint32_t i = 0; i < 2; i++) {
+        const char *name = i == 0 ? "d0" : "d1";
+        assert_int_equal(sent_to(fixture, name, SL_MSG_GROUP, 0)->group.pages, 0);
+        assert_int_equal(rank_of(fixture, name)->load.pages_total, i == 0 ? 19 : 24);
+    }
 }
 
 static void taken_place_is_refused_with_both_incarnations(void **state)
@@ -342,7 +388,10 @@ int main(void)
         TEST(tensor_parallel_attention_has_one_target),
         TEST(other_layout_is_refused_with_both_texts),
         TEST(bad_figures_are_refused),
-        TEST(unequal_sizes_within_a_group_are_refused),
+        TEST(unequal_rows_within_a_group_are_refused),
+        TEST(tensor_parallel_attention_uses_the_pages_of_the_smallest_rank),
+        TEST(group_told_again_has_the_same_pages),
+        TEST(data_parallel_attention_uses_each_ranks_own_pages),
         TEST(taken_place_is_refused_with_both_incarnations),
         TEST(dead_holder_gives_way_to_a_new_incarnation),
         TEST(repeated_hello_is_welcomed_again),

@@ -162,7 +162,7 @@ static inline sl_message_t sample_message(sl_message_type_t type, bool client)
         strcpy(m.refused.message, "decode/0/1 is taken");
         break;
     case SL_MSG_GROUP:
-        m.group = (sl_msg_group_t){sample_incarnations, sample_blobs, 2};
+        m.group = (sl_msg_group_t){sample_incarnations, sample_blobs, 2, .pages = 80};
         break;
     case SL_MSG_PEER:
         m.peer = (sl_msg_peer_t){.rank = sample_rank(SL_POOL_PREFILL),

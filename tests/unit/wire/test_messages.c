@@ -128,6 +128,7 @@ static void test_group_and_status_fields(void **state)
     assert_int_equal(got.group.addresses[0].size, 4);
     assert_memory_equal(got.group.addresses[0].data, sample_blob, 4);
     assert_int_equal(got.group.addresses[1].size, 0);
+    assert_int_equal(got.group.pages, 80);
     sl_message_destroy(&got);
     free(frame.data);
 
@@ -187,7 +188,7 @@ static void test_each_form_has_its_keys(void **state)
 static void test_generate_defaults(void **state)
 {
     (void)state;
-    static const uint8_t bytes[] = "\x84\xa1v\x01\xa4type\xa8generate\xa2id\xa1"
+    static const uint8_t bytes[] = "\x84\xa1v\x02\xa4type\xa8generate\xa2id\xa1"
                                    "a\xa6tokens\x91\x05";
     sl_message_t got = decode((sl_bytes_t){(uint8_t *)bytes, sizeof(bytes) - 1});
     const sl_sampling_t *sampling = &got.generate.sampling;

@@ -106,7 +106,7 @@ static void frame_begin(frame_t *frame, const char *type, uint32_t extra)
     msgpack_packer_init(&frame->packer, &frame->buffer, msgpack_sbuffer_write);
     msgpack_pack_map(&frame->packer, 2 + extra);
     put_key(frame, "v");
-    msgpack_pack_int(&frame->packer, 1);
+    msgpack_pack_int(&frame->packer, SL_PROTOCOL_VERSION);
     put_key(frame, "type");
     put_key(frame, type);
 }
@@ -163,12 +163,12 @@ static void test_versions_and_types(void **state)
 {
     (void)state;
     EXPECT_BYTES("\x80", SL_ERR_INVALID, "v: missing");
-    EXPECT_BYTES("\x81\xa1v\x02", SL_ERR_INVALID, "v: expected protocol version 1, found 2");
+    EXPECT_BYTES("\x81\xa1v\x01", SL_ERR_INVALID, "v: expected protocol version 2, found 1");
     EXPECT_BYTES("\x81\xa1v\xa1"
-                 "1",
-                 SL_ERR_INVALID, "v: expected protocol version 1, found \"1\"");
-    EXPECT_BYTES("\x81\xa1v\x01", SL_ERR_INVALID, "type: missing");
-    EXPECT_BYTES("\x82\xa1v\x01\xa4type\x07", SL_ERR_INVALID, "a known message type, found 7");
+                 "2",
+                 SL_ERR_INVALID, "v: expected protocol version 2, found \"2\"");
+    EXPECT_BYTES("\x81\xa1v\x02", SL_ERR_INVALID, "type: missing");
+    EXPECT_BYTES("\x82\xa1v\x02\xa4type\x07", SL_ERR_INVALID, "a known message type, found 7");
     frame_t frame;
     frame_begin(&frame, "generat", 0);
     frame_expect(&frame, SL_ERR_INVALID, "type: expected a known message type, found \"generat\"");
@@ -310,7 +310,7 @@ static void test_texts(void **state)
         put_key(&frame, cases[i].id);
         frame_expect(&frame, cases[i].status, cases[i].text);
     }
-    EXPECT_BYTES("\x83\xa1v\x01\xa4type\xa6"
+    EXPECT_BYTES("\x83\xa1v\x02\xa4type\xa6"
                  "cancel\xa2id\xa2"
                  "a\0",
                  SL_ERR_INVALID, "zero bytes");
