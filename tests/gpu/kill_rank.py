@@ -27,6 +27,8 @@ EXIT_S = 10              # a rank whose group is gone must have exited
 STREAMS, STREAM_TOKENS = 8, 1900
 LATE, LATE_TOKENS = 4, 16
 TOO_MANY_PAGES = 1 << 24  # terabytes; the most that --pages takes
+# Each rank counts its pages by the memory it finds free; two of them may start at once on a GPU.
+OWN_COUNT = {"pages": 0, "mem_fraction": 0.2}
 
 
 class Table:
@@ -119,6 +121,16 @@ def restart(cluster, table, name):
               f"greedy {compared} equal, {differ} wrong", compared > 0 and differ == 0)
 
 
+def check_pages(cluster, table):
+    """With TP attention the ranks of a group use equally many, whatever each has counted."""
+    status = cluster.wait_idle()
+    for pool in ("prefill", "decode"):
+        pages = [r.pages_total for r in status.ranks if r.pool == pool]
+        shared = cluster.flags[pool]["attention"] == "tp"
+        table.row(f"pages of the {pool} ranks", ", ".join(map(str, pages)),
+                  min(pages) > 0 and (not shared or len(set(pages)) == 1))
+
+
 def check_too_large(cluster, table):
     """A rank of a group of its own with more pages than any GPU holds."""
     flags = cluster.node_flags(Place("decode", 0, 0), group=1, rank=0, tp=1, attention="dp",
@@ -144,7 +156,9 @@ def main():
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     tp, table = min(args.gpus, 2), Table()
     with GpuCluster(args.gpus, MODEL, device=args.device, prefill=[tp], decode=[tp],
-                    attention=args.attention, decode_pages=512) as cluster:
+                    attention=args.attention, prefill_flags=OWN_COUNT,
+                    decode_flags=OWN_COUNT) as cluster:
+        check_pages(cluster, table)
         compared, differ = check_greedy(cluster.client)
         table.row(f"tp {tp}, attention {args.attention}: serves",
                   f"greedy {compared} equal, {differ} wrong", compared > 0 and differ == 0)
