@@ -10,7 +10,7 @@
 
 typedef struct {
     sl_rank_options_t rank;
-    uint64_t max_batch; /* requests at once, on this rank (TP attention: on the group) */
+    uint64_t max_batch;   /* requests at once, on this rank (TP attention: on the group) */
     int async_scheduling; /* sl_async_t */
 } sl_decode_options_t;
 

@@ -21,8 +21,8 @@ struct sl_step {
     int32_t *page_ids; /* [max_pages] */
     int32_t *plan;     /* the three parts behind one another */
 
-    int32_t *positions; /* [max_rows] */
-    int64_t *slots;     /* [max_rows] */
+    int32_t *positions;              /* [max_rows] */
+    int64_t *slots;                  /* [max_rows] */
     int32_t *row_begin, *page_begin; /* [max_requests + 1] */
     uint32_t *rank_rows, *rank_valid;
     sl_batch_t batch;

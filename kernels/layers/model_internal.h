@@ -88,10 +88,10 @@ struct sl_model {
     sl_collectives_t collectives;
     sl_weights_t *weights;
     sl_cache_t cache;
-    size_t act_bytes;       /* of one activation element */
-    uint32_t gathered_max;  /* G */
-    uint32_t block_rows;    /* B */
-    uint32_t prefix_tokens; /* P */
+    size_t act_bytes;        /* of one activation element */
+    uint32_t gathered_max;   /* G */
+    uint32_t block_rows;     /* B */
+    uint32_t prefix_tokens;  /* P */
     uint32_t sequence_pages; /* of the longest sequence */
     uint32_t max_pages;      /* of all requests of a step together */
     sl_workspace_t work;

@@ -51,8 +51,8 @@ static sl_status_t take_attention(sl_model_t *model)
     if (model->params.unabsorbed) {
         size_t kv_width = heads * (config->qk_nope_head_dim + v);
         SL_TRY(take(model, "attention", rows * kv_width, act, &work->kv));
-        SL_TRY(take(model, "attention", (size_t)model->prefix_tokens * config->latent_width,
-                    act, &work->prefix_latent));
+        SL_TRY(take(model, "attention", (size_t)model->prefix_tokens * config->latent_width, act,
+                    &work->prefix_latent));
         SL_TRY(take(model, "attention", rows * heads * v, act, &work->prefix_attended));
         SL_TRY(take(model, "attention", rows * heads, sizeof(float), &work->lse));
         SL_TRY(take(model, "attention", rows * heads, sizeof(float), &work->prefix_lse));
@@ -93,13 +93,17 @@ static sl_status_t take_logits(sl_model_t *model)
     sl_workspace_t *work = &model->work;
     size_t rows = model->params.max_logit_rows, hidden = model->config->hidden_size;
     SL_TRY(take(model, "logits and sampling", rows, sizeof(int32_t), &work->logit_rows));
-    SL_TRY(take(model, "logits and sampling", rows * hidden, model->act_bytes, &work->logit_residual));
-    SL_TRY(take(model, "logits and sampling", rows * hidden, model->act_bytes, &work->logit_hidden));
-    SL_TRY(take(model, "logits and sampling", rows * model->config->vocab_size, sizeof(float), &work->logits));
+    SL_TRY(
+        take(model, "logits and sampling", rows * hidden, model->act_bytes, &work->logit_residual));
+    SL_TRY(
+        take(model, "logits and sampling", rows * hidden, model->act_bytes, &work->logit_hidden));
+    SL_TRY(take(model, "logits and sampling", rows * model->config->vocab_size, sizeof(float),
+                &work->logits));
     SL_TRY(take(model, "logits and sampling", rows, sizeof(int32_t), &work->sampled));
     work->previous = work->sampled;
     if (model->params.attention == SL_ATTENTION_TP && model->params.tp > 1) {
-        SL_TRY(take(model, "logits and sampling", rows * model->params.tp, sizeof(int32_t), &work->shared));
+        SL_TRY(take(model, "logits and sampling", rows * model->params.tp, sizeof(int32_t),
+                    &work->shared));
         work->previous = work->shared;
     }
     SL_TRY(take(model, "logits and sampling", rows, sizeof(sl_logprobs_t), &work->logprobs));
@@ -139,10 +143,6 @@ done:
     return status;
 }
 
-/* Ranks of a group with TP attention must have equally many pages, and their devices never have
- * quite the same memory free. */
-#define PAGES_ROUND 64u
-
 /* What weights and workspace have left of the share that may be used, in pages. */
 static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uint32_t *count_p)
 {
@@ -164,8 +164,7 @@ static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uin
                         (double)model->weights->bytes / 0x1p30, (double)model->work_bytes / 0x1p30,
                         (double)page_bytes / 0x1p20);
     }
-    uint32_t count = pages < (double)INT32_MAX ? (uint32_t)pages : (uint32_t)INT32_MAX;
-    *count_p = count > PAGES_ROUND ? count / PAGES_ROUND * PAGES_ROUND : count;
+    *count_p = pages < (double)INT32_MAX ? (uint32_t)pages : (uint32_t)INT32_MAX;
     return SL_OK;
 }
 
