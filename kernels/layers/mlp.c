@@ -10,6 +10,8 @@
  * Every rank routes all gathered rows itself: the gate is small, and equal inputs give equal
  * choices on every rank. Large batches go through the experts in blocks of rows.
  */
+#include <stdlib.h>
+
 #include "kernels/layers/model_internal.h"
 
 static sl_status_t gated_mlp(sl_model_t *model, const void *x, uint32_t rows, const void *gate_up,
@@ -215,4 +217,27 @@ sl_status_t sl_model_mlp(sl_model_t *model, uint32_t layer)
     }
     model->hidden_pending = rows > 0;
     return SL_OK;
+}
+
+sl_status_t sl_model_experts_hit(sl_model_t *model, uint32_t *count_p)
+{
+    uint32_t experts = model->config->n_routed_experts, count = 0;
+    SL_ASSERT(model->recording == NULL);
+    int32_t *begin = calloc(experts + 1, sizeof(*begin));
+    if (begin == NULL) {
+        return sl_error(SL_ERR_NO_MEMORY, "rows of %u experts: out of host memory", experts);
+    }
+    sl_status_t status = SL_OK;
+    SL_TRY_GOTO(status,
+                model->ops->download(model->device, model->stream, begin, model->work.expert_begin,
+                                     (experts + 1) * sizeof(*begin)),
+                done);
+    SL_TRY_GOTO(status, model->ops->synchronize(model->device, model->stream), done);
+    for (uint32_t e = 0; e < experts; e++) {
+        count += begin[e + 1] > begin[e];
+    }
+    *count_p = count;
+done:
+    free(begin);
+    return status;
 }

@@ -190,6 +190,31 @@ static const uint32_t *pages_of(const rank_t *self, uint32_t request)
     return self->page_ids + (size_t)request * self->pages_a_request;
 }
 
+/* The step that has begun, through all layers. `hit_p`: routed experts that had tokens, of a layer
+ * on average; NULL: not wanted. */
+static sl_status_t run_layers(rank_t *self, bool absorbed, double *hit_p)
+{
+    const sl_model_config_t *config = sl_checkpoint_config(self->checkpoint);
+    uint32_t hit = 0, all = 0, counted = 0;
+    SL_TRY(sl_model_embed(self->model));
+    for (uint32_t layer = 0; layer < self->layers; layer++) {
+        SL_TRY(sl_model_attention_begin(self->model, layer));
+        SL_TRY(absorbed ? sl_model_attend_absorbed(self->model, layer)
+                        : sl_model_attend_unabsorbed(self->model, layer));
+        SL_TRY(sl_model_attention_end(self->model, layer));
+        SL_TRY(sl_model_mlp(self->model, layer));
+        if (hit_p != NULL && sl_model_layer_is_moe(config, layer)) {
+            SL_TRY(sl_model_experts_hit(self->model, &hit));
+            all += hit;
+            counted++;
+        }
+    }
+    if (hit_p != NULL) {
+        *hit_p = counted > 0 ? (double)all / counted : 0;
+    }
+    return SL_OK;
+}
+
 /* Prompts [first, first + count) of every rank in one pass; the first tokens go to self->next. */
 static sl_status_t prefill(rank_t *self, uint32_t first, uint32_t count, uint32_t batch,
                            uint32_t input_len, bool absorbed)
@@ -207,14 +232,7 @@ static sl_status_t prefill(rank_t *self, uint32_t first, uint32_t count, uint32_
                     self->pages_a_request);
     }
     SL_TRY(sl_model_begin(self->model, sl_step_batch(self->step, rank_rows, 0)));
-    SL_TRY(sl_model_embed(self->model));
-    for (uint32_t layer = 0; layer < self->layers; layer++) {
-        SL_TRY(sl_model_attention_begin(self->model, layer));
-        SL_TRY(absorbed ? sl_model_attend_absorbed(self->model, layer)
-                        : sl_model_attend_unabsorbed(self->model, layer));
-        SL_TRY(sl_model_attention_end(self->model, layer));
-        SL_TRY(sl_model_mlp(self->model, layer));
-    }
+    SL_TRY(run_layers(self, absorbed, NULL));
     for (uint32_t i = 0; i < sl_step_requests(self->step); i += LOGIT_ROWS) {
         int32_t rows[LOGIT_ROWS];
         uint32_t n = sl_step_requests(self->step) - i;
@@ -238,7 +256,8 @@ static sl_status_t fill_cache(rank_t *self, uint32_t batch, uint32_t input_len)
     return SL_OK;
 }
 
-static sl_status_t decode_step(rank_t *self, uint32_t batch, uint32_t position)
+/* The batch of a decode step, one row a request. */
+static sl_batch_t decode_batch(rank_t *self, uint32_t batch, uint32_t position)
 {
     uint32_t rank_rows[SL_GROUP_RANKS_MAX], mine = share(self, batch), bucket = 0;
     for (uint32_t r = 0; r < self->tp; r++) {
@@ -254,12 +273,27 @@ static sl_status_t decode_step(rank_t *self, uint32_t batch, uint32_t position)
     }
     sl_batch_t step = *sl_step_batch(self->step, rank_rows, bucket);
     step.rules = self->rules;
+    return step;
+}
+
+static sl_status_t decode_step(rank_t *self, uint32_t batch, uint32_t position)
+{
+    uint32_t mine = share(self, batch);
+    sl_batch_t step = decode_batch(self, batch, position);
     SL_TRY(sl_decode_forward(self->model, self->layers, &step));
     if (mine == 0) {
         return SL_OK;
     }
     SL_TRY(sl_model_fetch(self->model, mine, false));
     return sl_model_fetched(self->model, mine, self->next, NULL);
+}
+
+/* A step by hand, to look into its layers. */
+static sl_status_t count_experts(rank_t *self, uint32_t batch, uint32_t position, double *hit_p)
+{
+    sl_batch_t step = decode_batch(self, batch, position);
+    SL_TRY(sl_model_begin(self->model, &step));
+    return run_layers(self, true, hit_p);
 }
 
 static sl_status_t barrier(rank_t *self)
@@ -292,6 +326,7 @@ typedef struct {
     double prefill_s, decode_s; /* medians; 0: not measured */
     double total_s;
     double prefill_flops; /* a second and device */
+    double experts_hit;   /* routed experts with tokens in a step, of a layer on average */
     double decode_bytes;  /* of a step, on rank 0 */
 } result_t;
 
@@ -348,14 +383,14 @@ static void print_decode(const rank_t *self, uint32_t skipped, uint32_t steps, r
     /* Tokens that a row of the middle step attends to. */
     double context = result->input_len + skipped + (steps + 1) / 2.0;
     result->decode_bytes =
-        sl_model_cost_decode_bytes(sl_checkpoint_config(self->checkpoint), &layout, result->batch,
-                                   share(self, result->batch), context);
+        sl_model_cost_decode_bytes(sl_checkpoint_config(self->checkpoint), &layout,
+                                   result->experts_hit, share(self, result->batch), context);
     printf("Decode.  median latency: %6.5f s, median throughput: %9.2f token/s\n", result->decode_s,
            result->batch / result->decode_s);
-    printf("Decode.  %.3f GB of weights and latents a device and step, %.1f GB/s, %.1f %% of the "
-           "memory's\n",
-           result->decode_bytes / 1e9, result->decode_bytes / result->decode_s / 1e9,
-           memory_share(self, result));
+    printf("Decode.  %.1f experts of a layer, %.3f GB of weights and latents a device and step, "
+           "%.1f GB/s, %.1f %% of the memory's\n",
+           result->experts_hit, result->decode_bytes / 1e9,
+           result->decode_bytes / result->decode_s / 1e9, memory_share(self, result));
 }
 
 static sl_status_t time_decode(rank_t *self, result_t *result)
@@ -382,6 +417,7 @@ static sl_status_t time_decode(rank_t *self, result_t *result)
         }
     }
     result->decode_s = median(self->step_s, count);
+    SL_TRY(count_experts(self, batch, input_len + skipped + count, &result->experts_hit));
     if (self->rank == 0) {
         print_decode(self, skipped, count, result);
     }
@@ -412,12 +448,13 @@ static void save_figures(const rank_t *self, const result_t *result, FILE *file)
             ", \"prefill_latency\": %.6f, \"prefill_throughput\": %.2f, "
             "\"prefill_tflops_a_device\": %.3f, \"prefill_percent_of_product\": %.2f, "
             "\"median_decode_latency\": %.6f, \"median_decode_throughput\": %.2f, "
-            "\"decode_gbytes_a_device\": %.4f, \"decode_percent_of_memory\": %.2f, "
+            "\"decode_experts_a_layer\": %.1f, \"decode_gbytes_a_device\": %.4f, "
+            "\"decode_percent_of_memory\": %.2f, "
             "\"total_latency\": %.6f, \"ceiling_tflops\": %.3f, \"ceiling_gbytes_s\": %.1f, "
             "\"ceilings\": \"%s\"}\n",
             result->prefill_s, prefilled ? tokens / result->prefill_s : 0,
             result->prefill_flops / 1e12, prefilled ? product_share(self, result) : 0,
-            result->decode_s, decoded ? result->batch / result->decode_s : 0,
+            result->decode_s, decoded ? result->batch / result->decode_s : 0, result->experts_hit,
             result->decode_bytes / 1e9, decoded ? memory_share(self, result) : 0,
             result->total_s + result->prefill_s, ceiling->flops / 1e12, ceiling->bytes / 1e9,
             ceiling->description);

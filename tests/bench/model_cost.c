@@ -1,8 +1,6 @@
 /* The formulas are in the header. Counts are doubles: they pass 2^32 and are only divided. */
 #include "tests/bench/model_cost.h"
 
-#include <math.h>
-
 /* Weights of a layer's attention that TP attention divides over the group by heads. */
 static double by_heads(const sl_model_config_t *config)
 {
@@ -60,24 +58,14 @@ double sl_model_cost_prefill_flops(const sl_model_config_t *config, uint32_t seq
            2 * lm_head(config) * sequences;
 }
 
-double sl_model_cost_experts_hit(const sl_model_config_t *config, double tokens)
-{
-    double experts = config->n_routed_experts;
-    if (experts == 0) {
-        return 0;
-    }
-    return experts * (1 - pow(1 - config->num_experts_per_tok / experts, tokens));
-}
-
 double sl_model_cost_decode_bytes(const sl_model_config_t *config, const sl_cost_layout_t *layout,
-                                  uint32_t batch, uint32_t rank_batch, double context)
+                                  double experts_hit, uint32_t rank_batch, double context)
 {
-    double hit = sl_model_cost_experts_hit(config, batch);
     double head_parts = layout->attention == SL_ATTENTION_TP ? layout->tp : 1;
     double weights = lm_head(config);
     for (uint32_t layer = 0; layer < config->num_hidden_layers; layer++) {
         weights += by_heads(config) / head_parts + not_by_heads(config) + router(config, layer) +
-                   mlp(config, layer, hit) / layout->tp;
+                   mlp(config, layer, experts_hit) / layout->tp;
     }
     double latents = rank_batch * context * config->latent_width * config->num_hidden_layers;
     return weights * layout->weight_bytes + latents * layout->latent_bytes;

@@ -38,15 +38,12 @@ double sl_model_cost_active(const sl_model_config_t *config);
 double sl_model_cost_prefill_flops(const sl_model_config_t *config, uint32_t sequences,
                                    uint32_t tokens);
 
-/* Experts of a layer that at least one of `tokens` tokens chooses, on average, if every expert is
- * as likely as another: E (1 - (1 - k/E)^tokens). */
-double sl_model_cost_experts_hit(const sl_model_config_t *config, double tokens);
-
-/* Bytes that rank 0's device reads in a decode step: its slices of the weights that `batch` tokens
- * of the group touch (experts hit; MLPs divided by tp; attention, but for q's and kv's way down to
- * the latents, divided by tp with TP attention; router and LM head whole), and the latents of
- * `context` tokens of each of the rank's own `rank_batch` requests in every layer. */
+/* Bytes that rank 0's device reads in a decode step: its slices of the weights that the group's
+ * tokens touch (`experts_hit` routed experts of a layer, on average; MLPs divided by tp; attention,
+ * but for q's and kv's way down to the latents, divided by tp with TP attention; router and LM head
+ * whole), and the latents of `context` tokens of each of the rank's own `rank_batch` requests in
+ * every layer. */
 double sl_model_cost_decode_bytes(const sl_model_config_t *config, const sl_cost_layout_t *layout,
-                                  uint32_t batch, uint32_t rank_batch, double context);
+                                  double experts_hit, uint32_t rank_batch, double context);
 
 #endif
