@@ -143,26 +143,29 @@ done:
     return status;
 }
 
+/* Of the memory that is free when the pages are taken, at most: operations and libraries will want
+ * some. */
+#define FREE_SHARE 0.95
+
 /* What weights and workspace have left of the share that may be used, in pages. */
 static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uint32_t *count_p)
 {
     uint64_t free_now = 0, total = 0;
     double fraction = model->params.mem_fraction > 0 ? model->params.mem_fraction : 0.9;
     SL_TRY(model->ops->memory(model->device, &free_now, &total));
-    double allowed = fraction * (double)model->free_at_start;
-    /* By the device's account, or our own where somebody else has given memory back meanwhile. */
-    double taken = (double)model->free_at_start - (double)free_now;
+    /* By our own account: others may have taken memory, or given it back, since the start. */
     double own = (double)(model->weights->bytes + model->work_bytes);
-    taken = taken > own ? taken : own;
-    double pages = (allowed - taken) / (double)page_bytes;
+    double left = fraction * (double)model->free_at_start - own;
+    double there = FREE_SHARE * (double)free_now;
+    double pages = (left < there ? left : there) / (double)page_bytes;
     if (pages < 1) {
         return sl_error(SL_ERR_NO_MEMORY,
-                        "memory: %.2f GiB free at start, %.0f %% of it may be used, weights (%.2f) "
-                        "and workspace (%.2f) leave no page of %.2f MiB; a smaller --token-budget "
-                        "or --max-batch, a larger --tp or --mem-fraction would",
+                        "memory: %.2f GiB free at start, %.0f %% of it may be used, %.2f free now; "
+                        "weights (%.2f) and workspace (%.2f) leave no page of %.2f MiB; a smaller "
+                        "--token-budget or --max-batch, a larger --tp or --mem-fraction would",
                         (double)model->free_at_start / 0x1p30, 100 * fraction,
-                        (double)model->weights->bytes / 0x1p30, (double)model->work_bytes / 0x1p30,
-                        (double)page_bytes / 0x1p20);
+                        (double)free_now / 0x1p30, (double)model->weights->bytes / 0x1p30,
+                        (double)model->work_bytes / 0x1p30, (double)page_bytes / 0x1p20);
     }
     *count_p = pages < (double)INT32_MAX ? (uint32_t)pages : (uint32_t)INT32_MAX;
     return SL_OK;
