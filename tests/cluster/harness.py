@@ -62,9 +62,10 @@ class Cluster:
                     self.start_group(pool, group)
             self.wait_ready()
         except BaseException as error:
+            tails = self.tails()  # before the logs go
             self._abandon()
             if isinstance(error, HarnessError):
-                raise HarnessError(f"{error}\n{self.tails()}") from None
+                raise HarnessError(f"{error}\n{tails}") from None
             raise
         return self
 
