@@ -88,8 +88,8 @@ SL_MUST_USE sl_status_t sl_model_attend_absorbed(sl_model_t *model, uint32_t lay
 SL_MUST_USE sl_status_t sl_model_attention_end(sl_model_t *model, uint32_t layer);
 SL_MUST_USE sl_status_t sl_model_mlp(sl_model_t *model, uint32_t layer);
 
-/* Routed experts that had rows in the last pass through a layer's experts; waits for it. Not between
- * record_begin and record_end. */
+/* Routed experts that had rows in the last pass through a layer's experts; waits for it. Not
+ * between record_begin and record_end. */
 SL_MUST_USE sl_status_t sl_model_experts_hit(sl_model_t *model, uint32_t *count_p);
 
 /* f32 logits [count][vocab] of the step's own rows `rows[0..count)` (host), in device memory valid
