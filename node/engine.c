@@ -41,6 +41,33 @@ static sl_status_t use_pages(sl_rank_t *rank, uint64_t pages)
     return rank->params.ops->use_pages(rank->params.self, (uint32_t)pages);
 }
 
+/*
+ * Runs and records a step of each size before the first request comes: later it would hold up the
+ * streams that run. The largest comes first, so that scratch memory has its size before anything is
+ * recorded. All rows are padding, and all ranks of the group do the same.
+ */
+static sl_status_t record_steps(sl_rank_t *rank)
+{
+    const sl_rank_params_t *params = &rank->params;
+    const uint32_t no_rows[SL_GROUP_RANKS_MAX] = {0};
+    uint64_t started_us = sl_now_us();
+    if (params->buckets == NULL || !sl_model_records(rank->model)) {
+        return SL_OK;
+    }
+    sl_step_clear(rank->step);
+    for (uint32_t i = params->bucket_count; i-- > 0;) {
+        const sl_batch_t *batch = sl_step_batch(rank->step, no_rows, params->buckets[i]);
+        for (int run = 0; run < SL_MODEL_RUNS_TO_RECORD; run++) {
+            SL_TRY(params->ops->forward(params->self, rank->model, batch));
+        }
+    }
+    SL_TRY(sl_model_mark(rank->model, 0));
+    SL_TRY(sl_model_wait_mark(rank->model, 0));
+    sl_log_info("recorded steps of %u sizes, up to %u rows, in %.1f s", params->bucket_count,
+                params->max_rows, (double)(sl_now_us() - started_us) / 1e6);
+    return SL_OK;
+}
+
 static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
 {
     uint32_t tp = (uint32_t)rank->params.options->tp;
@@ -59,6 +86,7 @@ static sl_status_t join_group(sl_rank_t *rank, const sl_msg_group_t *group)
     SL_TRY(use_pages(rank, group->pages));
     SL_TRY(sl_group_connect(rank->group, group->addresses, group->rank_count));
     SL_TRY(sl_model_join(rank->model, rank->group));
+    SL_TRY(record_steps(rank));
     rank->joined = true;
     sl_rank_publish(rank, false); /* the first heartbeat after `ready` counts these pages */
     sl_log_info("group of %u ready", tp);

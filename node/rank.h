@@ -3,7 +3,7 @@
  * table of callbacks.
  *
  *   start:  checkpoint -> model on its device -> UCX -> transfer -> hello -> welcome
- *   join:   the router's `group` names the addresses -> connect -> ready
+ *   join:   the router's `group` names the addresses -> connect -> steps recorded -> ready
  *   loop:   take messages and events; if this rank has work or a peer of the group wants a step,
  *           make one step together; otherwise sleep on the descriptors
  *
@@ -102,6 +102,7 @@ typedef struct {
     bool (*has_work)(void *self);
     /* Fills the cleared step with own rows; may leave it empty. */
     void (*plan)(void *self, sl_step_t *step);
+    /* The step that was planned last; before the first plan, steps of padding alone. */
     sl_status_t (*forward)(void *self, sl_model_t *model, const sl_batch_t *batch);
     /* Results of the oldest step with own rows that has been issued; `step` is the one planned
      * last (the same one, without asynchronous scheduling). */

@@ -121,6 +121,7 @@ SL_MUST_USE sl_status_t sl_model_sample(sl_model_t *model, const float *logits,
  * begin launches the recording and *issue_p is false: the caller makes no calls. A backend without
  * recordings always says true. All ranks of a group record the same collectives.
  */
+#define SL_MODEL_RUNS_TO_RECORD 2
 SL_MUST_USE sl_status_t sl_model_record_begin(sl_model_t *model, bool *issue_p);
 SL_MUST_USE sl_status_t sl_model_record_end(sl_model_t *model);
 bool sl_model_records(const sl_model_t *model);
