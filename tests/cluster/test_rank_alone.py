@@ -87,6 +87,11 @@ class Rig:
         return self.wait(lambda: self.router.of(pool, kind, attempt),
                          f"{kind} of attempt {attempt} from {pool}")
 
+    def wait_ignored(self, kind, attempt):
+        """A rank has said in its log that it has had such a message before."""
+        words = f"ignored a second {kind} of attempt {attempt}"
+        self.wait(lambda: any(words in rank.log() for rank in self.ranks), words)
+
     def wait_free(self, pages=64):
         """Every page of both ranks free, by heartbeats from now on."""
         self.router.log = [(p, m) for p, m in self.router.log if m["type"] != "heartbeat"]
@@ -199,12 +204,14 @@ def test_no_pages_holds_nothing(rig, attempts):
     assert not rig.router.of("decode", "released", attempt)
 
 
-def test_repeated_messages_count_once(rig, attempts):
+@pytest.mark.parametrize("repeated, other", (("reserve", "prefill"), ("prefill", "reserve")))
+def test_repeated_messages_count_once(rig, attempts, repeated, other):
+    """While the attempt lives, which it does until the other rank has its part too."""
     attempt = next(attempts)
-    rig.reserve(attempt)
-    rig.reserve(attempt)
-    rig.prefill(attempt)
-    rig.prefill(attempt)
+    getattr(rig, repeated)(attempt)
+    getattr(rig, repeated)(attempt)
+    rig.wait_ignored(repeated, attempt)
+    getattr(rig, other)(attempt)
     rig.wait_message("decode", "released", attempt)
     rig.wait_message("prefill", "released", attempt)
     finish(rig, next(attempts))
