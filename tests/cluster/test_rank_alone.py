@@ -1,5 +1,6 @@
 """One prefill and one decode rank against a scripted router: what a rank does with messages the
 real router would not send, or not in that order."""
+import re
 import time
 
 import build
@@ -251,3 +252,16 @@ def test_group_of_impossible_pages(tmp_path, attention, pages, expected):
             assert f"group with {pages} pages a rank: expected {expected} on this one" in rank.log()
     finally:
         rig.close()
+
+
+@pytest.mark.parametrize("index", (0, 1), ids=("prefill", "decode"))
+def test_table_of_memory(rig, index):
+    """The rows add up, and the pages are those asked for."""
+    rows = dict(re.findall(r"memory: (\D+?) +([\d.]+) MiB", rig.ranks[index].log()))
+    sizes = {what: float(mib) for what, mib in rows.items()}
+    total = sizes.pop("all of these")
+    assert sizes.pop("free at start") >= total
+    assert sizes.pop("free now") > 0
+    assert {"weights", "attention", "experts", "latent pages"} <= sizes.keys()
+    assert abs(sum(sizes.values()) - total) < 0.1 * (len(sizes) + 1)
+    assert "64 pages of" in rig.ranks[index].log()
