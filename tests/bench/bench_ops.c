@@ -1,9 +1,11 @@
 /*
  * Times the operations of a backend on the cases of tests/ops/cases.c that are marked for it, and
- * on an accelerator also at the shapes of real_cases.c. Each case is first checked against the
- * oracle.
+ * on an accelerator also at the shapes of real_cases.c; the host leaves out what takes it seconds.
+ * Each case is first checked against the oracle, products only if they are small or `--check all`
+ * is asked: test_ops checks more, and better. The line of a case says if it was not.
  *
- *     bench_ops [--backend cpu] [--device-index 0] [--threads 1] [--op NAME] [--json]
+ *     bench_ops [--backend cpu] [--device-index 0] [--threads 1] [--op NAME] [--check small]
+ *               [--json]
  *
  * A case runs on several copies of its buffers in turn (64 MiB of them on the host, 256 MiB on an
  * accelerator, more than its caches hold), so that large weights come from memory as they do in a
@@ -13,15 +15,14 @@
  * ceilings of ceiling.h, measured in this run: the longer of flops at the product's rate and bytes
  * at the memory's. A sample is many runs between two synchronize() of the device, divided by their
  * number: the device's throughput. Where the backend records, the runs are recordings of at least
- * 32 of them, as in a decode step, so that the host's launches do not count. Decode attention makes
- * its schedule once a recording, as a step does for all its layers.
+ * 32 of them, as in a decode step, or of 5 ms, so that the host's launches do not count. Decode
+ * attention makes its schedule once a recording, as a step does for all its layers.
  */
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/base/clock.h"
 #include "kernels/cpu/isa.h"
@@ -40,12 +41,16 @@
 #define SAMPLES 15
 #define SAMPLE_US 5000
 #define RECORDED_RUNS 32
-#define REF_FLOPS_MAX 1e9 /* more than the plain loops of the oracle get done in good time */
+#define HOST_FLOPS_MAX 20e9 /* left out on the host above this */
+#define CHECK_FLOPS_MAX 5e9 /* unchecked above this */
+/* More than the plain loops of the oracle get done in good time. */
+#define REF_FLOPS_MAX 0.2e9
+#define REF_BYTES_MAX 16e6
 
 typedef struct {
     const char *backend, *op;
     int threads, index;
-    bool json;
+    bool check_all, json;
 } options_t;
 
 typedef struct {
@@ -55,6 +60,7 @@ typedef struct {
     sl_device_t *device;
     sl_ceiling_t ceiling;
     size_t next; /* copy */
+    size_t case_count, unchecked_count;
     bool failed;
 } bench_t;
 
@@ -121,25 +127,29 @@ static void plan(const bind_t *b)
     }
 }
 
-/* Large cases on an accelerator are compared with the CPU backend, which the tests compare with the
- * oracle. */
-static bool agrees(const bench_t *bench, const op_case_t *c)
+static bool is_checked(const bench_t *bench, const op_case_t *c)
+{
+    return bench->options->check_all || bind_flops(c) <= CHECK_FLOPS_MAX;
+}
+
+/* Runs the case once and compares. Large cases on an accelerator are compared with the CPU backend,
+ * which the tests compare with the oracle. */
+static bool agrees(const bench_t *bench, bind_t *got)
 {
     const sl_ops_t *oracle;
     sl_device_t *host;
-    bind_t got, expected;
-    bind_open(&got, bench->ops, bench->device, c);
-    bool large = !bench->ops->host_memory && got.flops > REF_FLOPS_MAX;
-    SL_ASSERT(sl_ops_find(large ? "cpu" : "ref", &oracle) == SL_OK);
-    sl_device_params_t params = {.threads = (int)sysconf(_SC_NPROCESSORS_ONLN)};
+    bind_t expected;
+    bool large = got->flops > REF_FLOPS_MAX || got->bytes > REF_BYTES_MAX;
+    const char *name = large && !bench->ops->host_memory ? "cpu" : "ref";
+    SL_ASSERT(sl_ops_find(name, &oracle) == SL_OK);
+    sl_device_params_t params = {.threads = bind_threads()};
     SL_ASSERT(oracle->open(&params, &host) == SL_OK);
-    bind_open(&expected, oracle, host, c);
-    plan(&got);
-    bind_run(&got);
+    bind_open(&expected, oracle, host, got->c);
+    plan(got);
+    bind_run(got);
     bind_run(&expected);
     double tolerance = bench->ops->act_dtype == SL_DTYPE_F32 ? 1e-5 : 1.2e-2;
-    bool good = bind_fetch(&got) && bind_fetch(&expected) && bind_agree(&got, &expected, tolerance);
-    bind_close(&got);
+    bool good = bind_fetch(got) && bind_fetch(&expected) && bind_agree(got, &expected, tolerance);
     bind_close(&expected);
     oracle->close(host);
     return good;
@@ -152,7 +162,11 @@ static size_t open_copies(const bench_t *bench, const op_case_t *c, bind_t *copi
     size_t enough = bench->ops->host_memory ? HOST_COPY_BYTES : DEVICE_COPY_BYTES;
     do {
         bind_t *b = &copies[count++];
-        bind_open(b, bench->ops, bench->device, c);
+        if (b == copies) {
+            bind_open(b, bench->ops, bench->device, c);
+        } else {
+            bind_open_like(b, copies);
+        }
         for (size_t i = 0; i < b->buffer_count; i++) {
             bytes += b->buffers[i].bytes;
         }
@@ -209,14 +223,15 @@ static double time_us(bench_t *bench, bind_t *copies, size_t count)
     for (size_t i = 0; i < count; i++) {
         copies[i].ops = &bench->queued;
     }
-    run_copies(bench, copies, count,
-               count); /* warms up, and takes what memory the operation needs */
+    /* Warms up, and takes what memory the operation needs. */
+    run_copies(bench, copies, count, count);
+    double us = sample_us(bench, copies, count, count, NULL, 1);
     size_t runs = bench->ops->host_memory ? 1 : count;
-    while (!bench->ops->host_memory && runs < RECORDED_RUNS) {
+    while (!bench->ops->host_memory && runs < RECORDED_RUNS && us * (double)runs < SAMPLE_US) {
         runs += count;
     }
     sl_graph_t *graph = record(bench, copies, count, runs);
-    double us = sample_us(bench, copies, count, runs, graph, 1);
+    (void)sample_us(bench, copies, count, runs, graph, 1);
     us = sample_us(bench, copies, count, runs, graph, 1);
     size_t rounds = (size_t)(SAMPLE_US / (us * (double)runs + 0.01)) + 1;
     for (int i = 0; i < SAMPLES; i++) {
@@ -232,38 +247,65 @@ static double time_us(bench_t *bench, bind_t *copies, size_t count)
     return samples[SAMPLES / 2];
 }
 
-static void bench_case(bench_t *bench, const op_case_t *c)
+static void print_case(const bench_t *bench, const bind_t *b, double us, bool checked, bool good)
 {
-    static bind_t copies[COPIES_MAX];
     char text[256];
-    bool good = agrees(bench, c);
-    bench->failed = bench->failed || !good;
-    size_t count = open_copies(bench, c, copies);
-    double us = time_us(bench, copies, count);
-    double flops = copies[0].flops, bytes = moved_bytes(&copies[0]);
+    double flops = b->flops, bytes = moved_bytes(b);
     double least_us = 1e6 * fmax(flops / bench->ceiling.flops, bytes / bench->ceiling.bytes);
-    op_case_describe(c, text, sizeof(text));
+    const char *verdict = good ? "" : " WRONG";
+    if (bench->options->json) {
+        verdict = good ? "true" : "false";
+    }
+    if (!checked) {
+        verdict = bench->options->json ? "null" : " unchecked";
+    }
+    op_case_describe(b->c, text, sizeof(text));
     printf(bench->options->json
                ? "{\"case\": \"%s\", \"us\": %.2f, \"gflops\": %.1f, \"gbytes\": %.1f, "
                  "\"percent_of_ceiling\": %.0f, \"agrees\": %s}\n"
                : "%-80s %10.1f us %9.1f GFLOPS %7.1f GB/s %5.0f %%%s\n",
-           text, us, flops / us * 1e-3, bytes / us * 1e-3, 100 * least_us / us,
-           bench->options->json ? (good ? "true" : "false") : (good ? "" : " WRONG"));
+           text, us, flops / us * 1e-3, bytes / us * 1e-3, 100 * least_us / us, verdict);
     fflush(stdout);
+}
+
+static void bench_case(bench_t *bench, const op_case_t *c)
+{
+    static bind_t copies[COPIES_MAX];
+    size_t count = open_copies(bench, c, copies);
+    bool checked = is_checked(bench, c), good = !checked || agrees(bench, &copies[0]);
+    bench->failed = bench->failed || !good;
+    print_case(bench, copies, time_us(bench, copies, count), checked, good);
     for (size_t i = 0; i < count; i++) {
         bind_close(&copies[i]);
     }
 }
 
-static void bench_cases(bench_t *bench, const op_case_t *cases, size_t count, uint32_t flag)
+static bool is_wanted(const bench_t *bench, const op_case_t *c)
 {
     const char *op = bench->options->op;
-    for (size_t i = 0; i < count; i++) {
-        if ((cases[i].flags & flag) == flag &&
-            (op == NULL || strcmp(op, op_name(cases[i].op)) == 0)) {
-            bench_case(bench, &cases[i]);
+    return (op == NULL || strcmp(op, op_name(c->op)) == 0) &&
+           (!bench->ops->host_memory || bind_flops(c) <= HOST_FLOPS_MAX);
+}
+
+/* Calls `visit` with the cases to time, in order. */
+static void each_case(bench_t *bench, void (*visit)(bench_t *, const op_case_t *))
+{
+    for (size_t i = 0; i < op_case_count; i++) {
+        if ((op_cases[i].flags & BENCH) && is_wanted(bench, &op_cases[i])) {
+            visit(bench, &op_cases[i]);
         }
     }
+    for (size_t i = 0; !bench->ops->host_memory && i < sl_real_case_count; i++) {
+        if (is_wanted(bench, &sl_real_cases[i])) {
+            visit(bench, &sl_real_cases[i]);
+        }
+    }
+}
+
+static void count_case(bench_t *bench, const op_case_t *c)
+{
+    bench->case_count++;
+    bench->unchecked_count += !is_checked(bench, c);
 }
 
 static void print_head(const bench_t *bench)
@@ -271,26 +313,30 @@ static void print_head(const bench_t *bench)
     const sl_ceiling_t *ceiling = &bench->ceiling;
     printf(bench->options->json
                ? "{\"backend\": \"%s\", \"isa\": \"%s\", \"threads\": %d, "
-                 "\"ceiling_gflops\": %.1f, \"ceiling_gbytes\": %.1f, \"ceilings\": \"%s\"}\n"
+                 "\"ceiling_gflops\": %.1f, \"ceiling_gbytes\": %.1f, \"ceilings\": \"%s\", "
+                 "\"cases\": %zu, \"unchecked\": %zu}\n"
                : "backend %s, host instruction set %s, threads %d; ceilings: %.1f GFLOPS, %.1f "
-                 "GB/s (%s)\n",
+                 "GB/s (%s); %zu cases, %zu of them unchecked\n",
            bench->ops->name, sl_isa_best()->name, bench->options->threads, ceiling->flops / 1e9,
-           ceiling->bytes / 1e9, ceiling->description);
+           ceiling->bytes / 1e9, ceiling->description, bench->case_count, bench->unchecked_count);
 }
 
 static void fail_usage(void)
 {
     fprintf(stderr, "usage: bench_ops [--backend cpu] [--device-index 0] [--threads 1] [--op NAME] "
-                    "[--json]\n");
+                    "[--check small|all] [--json]\n");
     exit(2);
 }
 
 static options_t parse(int argc, char **argv)
 {
-    static const struct option flags[] = {
-        {"backend", required_argument, NULL, 'b'}, {"device-index", required_argument, NULL, 'i'},
-        {"threads", required_argument, NULL, 't'}, {"op", required_argument, NULL, 'o'},
-        {"json", no_argument, NULL, 'j'},          {NULL, 0, NULL, 0}};
+    static const struct option flags[] = {{"backend", required_argument, NULL, 'b'},
+                                          {"device-index", required_argument, NULL, 'i'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"op", required_argument, NULL, 'o'},
+                                          {"check", required_argument, NULL, 'c'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {NULL, 0, NULL, 0}};
     options_t options = {.backend = "cpu", .threads = 1};
     for (int flag; (flag = getopt_long(argc, argv, "", flags, NULL)) != -1;) {
         switch (flag) {
@@ -305,6 +351,12 @@ static options_t parse(int argc, char **argv)
             break;
         case 'o':
             options.op = optarg;
+            break;
+        case 'c':
+            options.check_all = strcmp(optarg, "all") == 0;
+            if (!options.check_all && strcmp(optarg, "small") != 0) {
+                fail_usage();
+            }
             break;
         case 'j':
             options.json = true;
@@ -328,11 +380,9 @@ int main(int argc, char **argv)
     }
     bench.queued = *bench.ops;
     bench.queued.synchronize = do_not_wait;
+    each_case(&bench, count_case);
     print_head(&bench);
-    bench_cases(&bench, op_cases, op_case_count, BENCH);
-    if (!bench.ops->host_memory) {
-        bench_cases(&bench, sl_real_cases, sl_real_case_count, 0);
-    }
+    each_case(&bench, bench_case);
     bench.ops->close(bench.device);
     return bench.failed;
 }

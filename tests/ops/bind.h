@@ -25,16 +25,17 @@ typedef struct {
     bool output;
 } bind_buffer_t;
 
-typedef struct {
+typedef struct bind {
     const sl_ops_t *ops;
     sl_device_t *device;
     const op_case_t *c;
     uint64_t random;
+    const struct bind *like; /* while opened like another: whose inputs to take */
     bind_buffer_t buffers[BIND_BUFFERS_MAX];
     size_t buffer_count;
     void *hosts[BIND_HOSTS_MAX]; /* host memory freed with the binding */
     size_t host_count;
-    double flops, bytes; /* of one run: multiply and add count 2; bytes moved at least */
+    double flops, bytes; /* of one run: bind_flops(), and bytes moved at least */
     union {
         sl_embed_t embed;
         sl_rms_norm_t rms_norm;
@@ -59,6 +60,17 @@ typedef struct {
 /* Failures of the backend abort the program: a test cannot go on without memory. */
 void bind_open(bind_t *b, const sl_ops_t *ops, sl_device_t *device, const op_case_t *c);
 void bind_close(bind_t *b);
+
+/* A second binding with the inputs of `like`, which is of the same backend and has not run yet;
+ * quicker than making them again. */
+void bind_open_like(bind_t *b, const bind_t *like);
+
+/* For work on large cases on the host: the cores, 16 at most, as a container's share of a large
+ * machine does not show. */
+int bind_threads(void);
+
+/* Of one run of the case: multiply and add count 2; 0 of an operation that is no product. */
+double bind_flops(const op_case_t *c);
 void bind_run(bind_t *b);
 
 /* Copies every output to the host; false, with a message, if a guard band was written. */

@@ -15,4 +15,8 @@ void *bind_in(bind_t *b, kind_t kind, size_t count, const void *host);
 void *bind_out(bind_t *b, kind_t kind, size_t count);
 void *bind_inout(bind_t *b, kind_t kind, size_t count, const void *host);
 
+/* `in` and `inout` of what bind_floats() gives, without its host memory. */
+void *bind_random_in(bind_t *b, kind_t kind, size_t count, float scale);
+void *bind_random_inout(bind_t *b, kind_t kind, size_t count, float scale);
+
 #endif

@@ -15,16 +15,6 @@ static int32_t *random_ids(bind_t *b, size_t count, uint32_t limit)
     return ids;
 }
 
-static void *random_in(bind_t *b, kind_t kind, size_t count, float scale)
-{
-    return bind_in(b, kind, count, bind_floats(b, count, scale));
-}
-
-static void *random_inout(bind_t *b, kind_t kind, size_t count, float scale)
-{
-    return bind_inout(b, kind, count, bind_floats(b, count, scale));
-}
-
 /* MAPPED: two of three ids are of `previous`, in reverse. */
 static void bind_embed(bind_t *b, const op_case_t *c)
 {
@@ -36,7 +26,7 @@ static void bind_embed(bind_t *b, const op_case_t *c)
         .out = bind_out(b, KIND_ACT, (size_t)c->rows * c->n),
         .ids = bind_in(b, KIND_I32, c->rows, ids),
         .previous = c->flags & MAPPED ? bind_in(b, KIND_I32, c->rows, previous) : NULL,
-        .table = random_in(b, KIND_WT, (size_t)c->k * c->n, 1),
+        .table = bind_random_in(b, KIND_WT, (size_t)c->k * c->n, 1),
         .rows = c->rows,
         .width = c->n,
     };
@@ -47,7 +37,7 @@ static void bind_take_rows(bind_t *b, const op_case_t *c)
 {
     b->params.take_rows = (sl_take_rows_t){
         .out = bind_out(b, KIND_ACT, (size_t)c->rows * c->n),
-        .x = random_in(b, KIND_ACT, (size_t)c->k * c->n, 1),
+        .x = bind_random_in(b, KIND_ACT, (size_t)c->k * c->n, 1),
         .index = bind_in(b, KIND_I32, c->rows, random_ids(b, c->rows, c->k)),
         .rows = c->rows,
         .width = c->n,
@@ -66,16 +56,16 @@ static void bind_rms_norm(bind_t *b, const op_case_t *c)
         p->out_stride = out_stride;
     }
     if (c->flags & ALIASED) {
-        p->out = random_inout(b, KIND_ACT, count, 2);
+        p->out = bind_random_inout(b, KIND_ACT, count, 2);
         p->x = p->out;
     } else {
         p->out = bind_out(b, KIND_ACT, (size_t)c->rows * out_stride);
-        p->x = c->flags & NO_X ? NULL : random_in(b, KIND_ACT, count, 2);
+        p->x = c->flags & NO_X ? NULL : bind_random_in(b, KIND_ACT, count, 2);
     }
     if (c->flags & RESIDUAL) {
-        p->residual = random_inout(b, KIND_ACT, (size_t)c->rows * c->n, 2);
+        p->residual = bind_random_inout(b, KIND_ACT, (size_t)c->rows * c->n, 2);
     }
-    p->weight = random_in(b, KIND_WT, c->n, 1);
+    p->weight = bind_random_in(b, KIND_WT, c->n, 1);
 }
 
 static void bind_linear(bind_t *b, const op_case_t *c)
@@ -84,8 +74,8 @@ static void bind_linear(bind_t *b, const op_case_t *c)
     size_t x_stride = strided ? c->k + 3 : c->k, out_stride = strided ? c->n + 5 : c->n;
     b->params.linear = (sl_linear_t){
         .out = bind_out(b, f32 ? KIND_F32 : KIND_ACT, c->rows * out_stride),
-        .x = random_in(b, KIND_ACT, c->rows * x_stride, 1),
-        .w = random_in(b, KIND_WT, (size_t)c->n * c->k, 2 / sqrtf((float)c->k)),
+        .x = bind_random_in(b, KIND_ACT, c->rows * x_stride, 1),
+        .w = bind_random_in(b, KIND_WT, (size_t)c->n * c->k, 2 / sqrtf((float)c->k)),
         .rows = c->rows,
         .n = c->n,
         .k = c->k,
@@ -93,7 +83,6 @@ static void bind_linear(bind_t *b, const op_case_t *c)
         .out_stride = strided ? (uint32_t)out_stride : 0,
         .out_f32 = f32,
     };
-    b->flops = 2.0 * c->rows * c->n * c->k;
 }
 
 static void bind_head_linear(bind_t *b, const op_case_t *c)
@@ -103,8 +92,8 @@ static void bind_head_linear(bind_t *b, const op_case_t *c)
     uint32_t x_row = c->heads * x_head + gap, out_row = c->heads * out_head + gap;
     b->params.head_linear = (sl_head_linear_t){
         .out = bind_out(b, KIND_ACT, (size_t)c->rows * out_row),
-        .x = random_in(b, KIND_ACT, (size_t)c->rows * x_row, 1),
-        .w = random_in(b, KIND_WT, (size_t)c->heads * c->n * c->k, 2 / sqrtf((float)c->k)),
+        .x = bind_random_in(b, KIND_ACT, (size_t)c->rows * x_row, 1),
+        .w = bind_random_in(b, KIND_WT, (size_t)c->heads * c->n * c->k, 2 / sqrtf((float)c->k)),
         .rows = c->rows,
         .heads = c->heads,
         .n = c->n,
@@ -114,7 +103,6 @@ static void bind_head_linear(bind_t *b, const op_case_t *c)
         .out_row_stride = out_row,
         .out_head_stride = out_head,
     };
-    b->flops = 2.0 * c->rows * c->heads * c->n * c->k;
 }
 
 /* Angles are rounded like inputs; every backend reads the same table. */
@@ -143,9 +131,9 @@ static void bind_rope_cache(bind_t *b, const op_case_t *c)
     }
     size_t cached = (size_t)pages * layers * c->page_tokens * width;
     b->params.rope_cache = (sl_rope_cache_t){
-        .q = random_inout(b, KIND_ACT, (size_t)c->rows * q_stride, 1),
-        .latent = random_inout(b, KIND_ACT, (size_t)c->rows * width, 1),
-        .norm_weight = random_in(b, KIND_WT, c->kv_lora, 1),
+        .q = bind_random_inout(b, KIND_ACT, (size_t)c->rows * q_stride, 1),
+        .latent = bind_random_inout(b, KIND_ACT, (size_t)c->rows * width, 1),
+        .norm_weight = bind_random_in(b, KIND_WT, c->kv_lora, 1),
         .positions = bind_in(b, KIND_I32, c->rows, random_ids(b, c->rows, positions)),
         .cos_sin = bind_in(b, KIND_F32, (size_t)positions * c->rope,
                            cos_sin_table(b, positions, c->rope)),
@@ -247,8 +235,6 @@ static void bind_attn_prefill(bind_t *b, const op_case_t *c)
     for (uint32_t s = 0; s < sequences; s++) {
         q_begin[s + 1] = q_begin[s] + c->lens[2 * s];
         k_begin[s + 1] = k_begin[s] + c->lens[2 * s + 1];
-        double pairs = (double)c->lens[2 * s] * c->lens[2 * s + 1] * (c->flags & CAUSAL ? 0.5 : 1);
-        b->flops += 2 * pairs * c->heads * (c->nope + c->rope + c->v_dim);
     }
     size_t queries = (size_t)q_begin[sequences], keys = (size_t)k_begin[sequences];
     /* k_pe lies inside the latents, whose other part the operation must not use. */
@@ -260,8 +246,8 @@ static void bind_attn_prefill(bind_t *b, const op_case_t *c)
     *p = (sl_attn_prefill_t){
         .out = bind_out(b, KIND_ACT, queries * c->heads * c->v_dim),
         .lse = c->flags & WITH_LSE ? bind_out(b, KIND_F32, queries * c->heads) : NULL,
-        .q = random_in(b, KIND_ACT, queries * c->heads * (c->nope + c->rope), 2),
-        .kv = random_in(b, KIND_ACT, keys * c->heads * (c->nope + c->v_dim), 1),
+        .q = bind_random_in(b, KIND_ACT, queries * c->heads * (c->nope + c->rope), 2),
+        .kv = bind_random_in(b, KIND_ACT, keys * c->heads * (c->nope + c->v_dim), 1),
         .q_begin = bind_in(b, KIND_I32, sequences + 1, q_begin),
         .k_begin = bind_in(b, KIND_I32, sequences + 1, k_begin),
         .host_q_begin = q_begin,
@@ -318,16 +304,15 @@ static void bind_attn_absorbed(bind_t *b, const op_case_t *c)
         int32_t tokens = c->lens[request];
         map[t] = (int32_t)request;
         kv_len[t] = t < requests || tokens == 0 ? tokens : tokens - 1;
-        b->flops += 2.0 * kv_len[t] * c->heads * (2 * c->kv_lora + c->rope);
     }
     cached_t cached = bind_cache(b, c, 1, requests, c->lens);
     /* The rope parts lie at the end of each head's projected query. */
     uint32_t head = c->nope + c->rope;
     size_t act_bytes = b->ops->act_dtype == SL_DTYPE_F32 ? 4 : 2;
-    const char *q = random_in(b, KIND_ACT, (size_t)rows * c->heads * head, 2);
+    const char *q = bind_random_in(b, KIND_ACT, (size_t)rows * c->heads * head, 2);
     b->params.attn_absorbed = (sl_attn_absorbed_t){
         .out = bind_out(b, KIND_ACT, (size_t)rows * c->heads * c->kv_lora),
-        .q_latent = random_in(b, KIND_ACT, (size_t)rows * c->heads * c->kv_lora, 2),
+        .q_latent = bind_random_in(b, KIND_ACT, (size_t)rows * c->heads * c->kv_lora, 2),
         .q_rope = q + c->nope * act_bytes,
         .q_rope_row_stride = c->heads * head,
         .q_rope_head_stride = head,
@@ -397,7 +382,7 @@ static void bind_moe_permute(bind_t *b, const op_case_t *c)
         .expert_begin = bind_out(b, KIND_I32, c->experts + 1),
         .sorted_row = bind_out(b, KIND_I32, pairs),
         .ids = bind_in(b, KIND_I32, pairs, ids),
-        .x = random_in(b, KIND_ACT, (size_t)c->rows * c->n, 1),
+        .x = bind_random_in(b, KIND_ACT, (size_t)c->rows * c->n, 1),
         .rows = c->rows,
         .top_k = c->top_k,
         .experts = c->experts,
@@ -423,15 +408,14 @@ static void bind_grouped_linear(bind_t *b, const op_case_t *c)
     uint32_t rows = (uint32_t)begin[experts], max_rows = rows + 2;
     b->params.grouped_linear = (sl_grouped_linear_t){
         .out = bind_out(b, KIND_ACT, (size_t)max_rows * c->n),
-        .x = random_in(b, KIND_ACT, (size_t)max_rows * c->k, 1),
-        .w = random_in(b, KIND_WT, (size_t)experts * c->n * c->k, 2 / sqrtf((float)c->k)),
+        .x = bind_random_in(b, KIND_ACT, (size_t)max_rows * c->k, 1),
+        .w = bind_random_in(b, KIND_WT, (size_t)experts * c->n * c->k, 2 / sqrtf((float)c->k)),
         .expert_begin = bind_in(b, KIND_I32, experts + 1, begin),
         .max_rows = max_rows,
         .experts = experts,
         .n = c->n,
         .k = c->k,
     };
-    b->flops = 2.0 * rows * c->n * c->k;
     b->bytes -= (double)idle * c->n * c->k * (double)sl_dtype_bytes(b->ops->weight_dtype);
 }
 
@@ -461,20 +445,20 @@ static void bind_moe_combine(bind_t *b, const op_case_t *c)
     }
     sl_moe_combine_t *p = &b->params.moe_combine;
     *p = (sl_moe_combine_t){
-        .y = random_in(b, KIND_ACT, pairs * c->n, 1),
+        .y = bind_random_in(b, KIND_ACT, pairs * c->n, 1),
         .sorted_row = bind_in(b, KIND_I32, pairs, sorted),
-        .weights = random_in(b, KIND_F32, pairs, 1),
+        .weights = bind_random_in(b, KIND_F32, pairs, 1),
         .rows = c->rows,
         .top_k = c->top_k,
         .width = c->n,
     };
     if (c->flags & ALIASED) {
-        p->out = random_inout(b, KIND_ACT, count, 1);
+        p->out = bind_random_inout(b, KIND_ACT, count, 1);
         p->shared = p->out;
         return;
     }
     p->out = bind_out(b, KIND_ACT, count);
-    p->shared = c->flags & NO_SHARED ? NULL : random_in(b, KIND_ACT, count, 1);
+    p->shared = c->flags & NO_SHARED ? NULL : bind_random_in(b, KIND_ACT, count, 1);
 }
 
 /* One kind of rule after another, so that 48 rows see each several times. */
@@ -528,7 +512,38 @@ static void bind_token_logprobs(bind_t *b, const op_case_t *c)
     };
 }
 
-void bind_open(bind_t *b, const sl_ops_t *ops, sl_device_t *device, const op_case_t *c)
+static double prefill_flops(const op_case_t *c)
+{
+    double pairs = 0;
+    for (uint32_t i = 0; i < c->len_count; i += 2) {
+        pairs += (double)c->lens[i] * c->lens[i + 1] * (c->flags & CAUSAL ? 0.5 : 1);
+    }
+    return 2 * pairs * c->heads * (c->nope + c->rope + c->v_dim);
+}
+
+double bind_flops(const op_case_t *c)
+{
+    double rows = c->rows, seen = 0;
+    for (uint32_t i = 0; i < c->len_count; i++) {
+        seen += c->lens[i] + (c->flags & MAPPED && c->lens[i] > 0 ? c->lens[i] - 1 : 0);
+    }
+    switch (c->op) {
+    case OP_LINEAR:
+        return 2 * rows * c->n * c->k;
+    case OP_HEAD_LINEAR:
+        return 2 * rows * c->heads * c->n * c->k;
+    case OP_GROUPED_LINEAR:
+        return 2 * (c->len_count != 0 ? seen : rows) * c->n * c->k;
+    case OP_ATTN_PREFILL:
+        return prefill_flops(c);
+    case OP_ATTN_ABSORBED:
+        return 2 * seen * c->heads * (2 * c->kv_lora + c->rope);
+    default:
+        return 0;
+    }
+}
+
+static void bind_case(bind_t *b)
 {
     static void (*const binders[OP_COUNT])(bind_t *, const op_case_t *) = {
         [OP_EMBED] = bind_embed,
@@ -549,8 +564,23 @@ void bind_open(bind_t *b, const sl_ops_t *ops, sl_device_t *device, const op_cas
         [OP_SAMPLE] = bind_sample,
         [OP_TOKEN_LOGPROBS] = bind_token_logprobs,
     };
-    *b = (bind_t){.ops = ops, .device = device, .c = c, .random = 0x9E3779B97F4A7C15ull};
-    binders[c->op](b, c);
+    b->random = 0x9E3779B97F4A7C15ull;
+    b->flops = bind_flops(b->c);
+    binders[b->c->op](b, b->c);
+}
+
+void bind_open(bind_t *b, const sl_ops_t *ops, sl_device_t *device, const op_case_t *c)
+{
+    *b = (bind_t){.ops = ops, .device = device, .c = c};
+    bind_case(b);
+}
+
+/* Host values that the parameters hold are drawn before any floats, so they come out the same. */
+void bind_open_like(bind_t *b, const bind_t *like)
+{
+    *b = (bind_t){.ops = like->ops, .device = like->device, .c = like->c, .like = like};
+    bind_case(b);
+    b->like = NULL;
 }
 
 /* A case of every operation goes through here, so a missing one cannot hide. */
