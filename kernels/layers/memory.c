@@ -1,9 +1,58 @@
-/* What the device's memory went to, as a table in the log. */
+/*
+ * Whether the model fits its device, said before anything is taken, and what the memory went to, as
+ * a table in the log. Counting runs the very code that takes memory, without taking any.
+ */
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/log.h"
 #include "kernels/layers/model_internal.h"
+
+static double gib(uint64_t bytes)
+{
+    return (double)bytes / 0x1p30;
+}
+
+static sl_status_t refuse(const sl_model_t *model)
+{
+    void *base;
+    size_t page_bytes;
+    char remedy[160];
+    sl_model_pages(model, &base, &page_bytes);
+    uint64_t free_bytes = model->free_at_start, weights = model->weights->bytes;
+    uint64_t pages = (uint64_t)model->cache.page_count * page_bytes;
+    uint64_t workspace = model->work_bytes - pages;
+    if (weights + workspace + page_bytes <= free_bytes) {
+        snprintf(remedy, sizeof(remedy), "--pages of at most %llu would fit",
+                 (unsigned long long)((free_bytes - weights - workspace) / page_bytes));
+    } else {
+        snprintf(remedy, sizeof(remedy),
+                 "a smaller --token-budget or --max-batch makes the "
+                 "workspace smaller, a larger --tp the weights");
+    }
+    return sl_error(SL_ERR_NO_MEMORY,
+                    "memory: weights %.2f GiB, workspace %.2f and %u latent pages %.2f make %.2f, "
+                    "but %.2f are free: %s",
+                    gib(weights), gib(workspace), model->cache.page_count, gib(pages),
+                    gib(weights + model->work_bytes), gib(free_bytes), remedy);
+}
+
+sl_status_t sl_model_check_memory(sl_model_t *model, const sl_weights_params_t *weights)
+{
+    sl_weights_params_t counted = *weights;
+    counted.count_only = true;
+    SL_TRY(sl_weights_load(&counted, &model->weights));
+    model->counting = true;
+    sl_status_t status = sl_model_take_workspace(model);
+    if (status == SL_OK && model->weights->bytes + model->work_bytes > model->free_at_start) {
+        status = refuse(model);
+    }
+    model->counting = false;
+    model->work_bytes = 0;
+    sl_weights_free(model->ops, model->device, model->weights);
+    model->weights = NULL;
+    return status;
+}
 
 static void log_row(const char *what, uint64_t bytes, const char *note)
 {

@@ -37,6 +37,7 @@ sl_status_t sl_model_create(const sl_model_params_t *params, sl_model_t **model_
     SL_TRY_GOTO(status, model->ops->open(&device, &model->device), fail);
     SL_TRY_GOTO(status, model->ops->memory(model->device, &model->free_at_start, &total), fail);
     weights.device = model->device;
+    SL_TRY_GOTO(status, sl_model_check_memory(model, &weights), fail);
     SL_TRY_GOTO(status, sl_weights_load(&weights, &model->weights), fail);
     SL_TRY_GOTO(status, sl_model_take_workspace(model), fail);
     SL_TRY_GOTO(status, sl_model_log_memory(model), fail);

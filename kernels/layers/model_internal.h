@@ -98,9 +98,10 @@ struct sl_model {
     sl_item_t items[SL_WORKSPACE_ITEMS_MAX]; /* every device allocation but the weights */
     uint32_t item_count;
     uint64_t work_bytes;    /* of all items */
+    bool counting;          /* workspace is only counted, see memory.c */
     uint64_t free_at_start; /* bytes of the device, before anything was taken */
 
-    size_t inputs_bytes;
+    size_t inputs_bytes; /* of a step's arrays, at most */
     sl_side_t sides[SL_SIDES];
     uint32_t next_side;            /* of the next batch */
     uint32_t first_fetch, fetches; /* the oldest under way, and how many are */
@@ -118,11 +119,15 @@ struct sl_model {
 SL_MUST_USE sl_status_t sl_model_plan_absorbed(sl_model_t *model);
 
 /* kernels/layers/staging.c; the free one before the device closes. */
+size_t sl_model_inputs_bytes(const sl_model_t *model);
 SL_MUST_USE sl_status_t sl_model_take_staging(sl_model_t *model);
 void sl_model_free_staging(sl_model_t *model);
 SL_MUST_USE sl_status_t sl_model_send_batch(sl_model_t *model);
 
-/* kernels/layers/memory.c: logs what the device's memory went to. */
+/* kernels/layers/memory.c. The first before anything is taken: SL_ERR_NO_MEMORY with what would
+ * fit. The second logs what the device's memory went to. */
+SL_MUST_USE sl_status_t sl_model_check_memory(sl_model_t *model,
+                                              const sl_weights_params_t *weights);
 SL_MUST_USE sl_status_t sl_model_log_memory(const sl_model_t *model);
 
 /* kernels/layers/workspace.c */

@@ -22,7 +22,7 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-static size_t inputs_bytes(const sl_model_t *model)
+size_t sl_model_inputs_bytes(const sl_model_t *model)
 {
     size_t rows = model->params.max_rows;
     size_t a_row = 6 * sizeof(int32_t) + sizeof(int64_t);
@@ -43,7 +43,6 @@ static sl_status_t take_side(sl_model_t *model, sl_side_t *side)
 
 sl_status_t sl_model_take_staging(sl_model_t *model)
 {
-    model->inputs_bytes = inputs_bytes(model);
     SL_TRY(model->ops->alloc_host(model->device,
                                   model->params.max_logit_rows * sizeof(sl_sample_row_t),
                                   "sampling rules", &model->host_rules));

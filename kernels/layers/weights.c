@@ -36,8 +36,15 @@ typedef struct {
 static sl_status_t loader_alloc(loader_t *loader, size_t elements, size_t element_bytes,
                                 void **memory_p)
 {
+    static char counted; /* stands for memory that was only counted; never touched */
     const sl_weights_params_t *params = loader->params;
     allocations_t *list = &loader->loaded->allocations;
+    size_t bytes = elements * element_bytes;
+    if (params->count_only) {
+        loader->loaded->weights.bytes += bytes;
+        *memory_p = &counted;
+        return SL_OK;
+    }
     if (list->count == list->capacity) {
         size_t capacity = list->capacity == 0 ? 64 : list->capacity * 2;
         void **items = realloc(list->items, capacity * sizeof(*items));
@@ -47,7 +54,6 @@ static sl_status_t loader_alloc(loader_t *loader, size_t elements, size_t elemen
         list->items = items;
         list->capacity = capacity;
     }
-    size_t bytes = elements * element_bytes;
     SL_TRY(params->ops->alloc(params->device, bytes, "weights", memory_p));
     list->items[list->count++] = *memory_p;
     loader->loaded->weights.bytes += bytes;
@@ -84,6 +90,9 @@ static sl_status_t loader_fill(loader_t *loader, const sl_tensor_t *tensor, uint
                                uint64_t rows, uint64_t column, uint64_t columns, void *to)
 {
     SL_ASSERT(row + rows <= tensor->shape[0] && column + columns <= tensor->shape[1]);
+    if (loader->params->count_only) {
+        return SL_OK;
+    }
     if (tensor->data == NULL) {
         return loader_dummy(loader, tensor, row * tensor->shape[1] + column, rows, columns,
                             tensor->shape[1], 1, to);
@@ -194,6 +203,9 @@ static sl_status_t load_absorbed(loader_t *loader, uint32_t first_head, sl_layer
            device_element = sl_dtype_bytes(ops->weight_dtype);
     SL_TRY(loader_alloc(loader, heads * lora * nope, device_element, &layer->w_uk_t));
     SL_TRY(loader_alloc(loader, heads * v * lora, device_element, &layer->w_uv));
+    if (loader->params->count_only) {
+        return SL_OK;
+    }
     if (kv_b->data == NULL) {
         return load_dummy_absorbed(loader, kv_b, first_head, layer);
     }
@@ -264,7 +276,7 @@ static sl_status_t load_router_bias(loader_t *loader, sl_layer_weights_t *layer)
     }
     void *memory = NULL;
     sl_status_t status = loader_alloc(loader, count, sizeof(float), &memory);
-    if (status == SL_OK) {
+    if (status == SL_OK && !loader->params->count_only) {
         layer->router_bias = memory;
         status = loader->params->ops->upload(loader->params->device, NULL, memory, values,
                                              count * sizeof(float));
@@ -361,6 +373,11 @@ sl_status_t sl_weights_load(const sl_weights_params_t *params, sl_weights_t **we
         goto fail;
     }
     SL_TRY_GOTO(status, split_widths(params, &loaded->weights), fail);
+    if (params->count_only) {
+        SL_TRY_GOTO(status, load_all(&loader), fail);
+        *weights_p = &loaded->weights;
+        return SL_OK;
+    }
     sl_progress_begin(&loader.progress, "loading weights",
                       sl_checkpoint_bytes(params->checkpoint) / params->tp);
     status = load_all(&loader);

@@ -50,6 +50,8 @@ typedef struct {
     uint32_t rank, tp;
     sl_attention_t attention;
     bool absorbed, unabsorbed; /* which attention paths will run */
+    bool
+        count_only; /* take no memory: only `bytes` and the local widths of the result are of use */
 } sl_weights_params_t;
 
 /* SL_ERR_CONFIG when a width does not divide by tp (named), SL_ERR_NO_MEMORY when it does not fit.

@@ -18,16 +18,21 @@ static sl_status_t take(sl_model_t *model, const char *what, size_t elements, si
         memcpy(memory_p, &memory, sizeof(memory));
         return SL_OK;
     }
-    SL_TRY(model->ops->alloc(model->device, bytes, what, &memory));
-    model->items[model->item_count++] = (sl_item_t){memory, what, bytes};
     model->work_bytes += bytes;
+    if (!model->counting) {
+        SL_TRY(model->ops->alloc(model->device, bytes, what, &memory));
+        model->items[model->item_count++] = (sl_item_t){memory, what, bytes};
+    }
     memcpy(memory_p, &memory, sizeof(memory));
     return SL_OK;
 }
 
 static sl_status_t take_step_arrays(sl_model_t *model)
 {
-    SL_TRY(sl_model_take_staging(model));
+    model->inputs_bytes = sl_model_inputs_bytes(model);
+    if (!model->counting) {
+        SL_TRY(sl_model_take_staging(model));
+    }
     SL_TRY(take(model, "step arrays", model->inputs_bytes, 1, &model->work.inputs));
     return take(model, "step arrays", 4, sizeof(int32_t), &model->work.piece_begin);
 }
@@ -111,7 +116,7 @@ static sl_status_t take_logits(sl_model_t *model)
 }
 
 /* cos and sin of every position. The angle is rounded to f32, as in the published code. */
-static sl_status_t take_rotations(sl_model_t *model)
+static sl_status_t fill_rotations(sl_model_t *model)
 {
     const sl_model_config_t *config = model->config;
     size_t pairs = config->qk_rope_head_dim / 2, positions = config->max_position_embeddings;
@@ -131,10 +136,6 @@ static sl_status_t take_rotations(sl_model_t *model)
             table[p * 2 * pairs + pairs + j] = (float)(sin(angle) * config->rope_cos_sin_scale);
         }
     }
-    SL_TRY_GOTO(
-        status,
-        take(model, "rotation table", positions * 2 * pairs, sizeof(float), &model->work.cos_sin),
-        done);
     status = model->ops->upload(model->device, model->stream, model->work.cos_sin, table,
                                 positions * 2 * pairs * sizeof(float));
 done:
@@ -186,6 +187,8 @@ static sl_status_t take_pages(sl_model_t *model)
     cache->width = model->config->latent_width;
     if (cache->page_count == 0 && model->ops->host_memory) {
         cache->page_count = SL_HOST_PAGES;
+    } else if (cache->page_count == 0 && model->counting) {
+        cache->page_count = 1; /* at least */
     } else if (cache->page_count == 0) {
         SL_TRY(fitting_pages(model, page_bytes(model), &cache->page_count));
     }
@@ -219,10 +222,12 @@ sl_status_t sl_model_take_workspace(sl_model_t *model)
         model->gathered_max < SL_MOE_BLOCK_ROWS ? model->gathered_max : SL_MOE_BLOCK_ROWS;
     model->prefix_tokens =
         params->max_rows < SL_PREFIX_BLOCK_TOKENS ? params->max_rows : SL_PREFIX_BLOCK_TOKENS;
-    SL_TRY(take_rotations(model));
+    SL_TRY(take(model, "rotation table", (size_t)positions * model->config->qk_rope_head_dim,
+                sizeof(float), &model->work.cos_sin));
     SL_TRY(take_step_arrays(model));
     SL_TRY(take_attention(model));
     SL_TRY(take_mlp(model));
     SL_TRY(take_logits(model));
-    return take_pages(model); /* last: they get what is left */
+    SL_TRY(take_pages(model)); /* last: they get what is left */
+    return model->counting ? SL_OK : fill_rotations(model);
 }

@@ -140,7 +140,8 @@ def check_too_large(cluster, table):
         code = program.wait(TIMEOUT_S)
         lines = [line for line in program.log().splitlines() if "cannot start" in line]
         table.row("a rank that does not fit exits", f"exit code {code}",
-                  code == 1 and len(lines) == 1 and "latent pages" in lines[0])
+                  code == 1 and len(lines) == 1 and "latent pages" in lines[0] and
+                  "--pages of at most" in lines[0])
         print(f"    {lines[-1] if lines else program.tail()}")
     finally:
         program.kill()
