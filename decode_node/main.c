@@ -2,9 +2,8 @@
 #include <stdlib.h>
 
 #include "common/base/options.h"
+#include "decode_node/buckets.h"
 #include "decode_node/decode.h"
-
-#define SL_BUCKETS_MAX 64u
 
 static const sl_option_t table[] = {
     SL_RANK_OPTION_ROWS(sl_decode_options_t, rank),
@@ -20,21 +19,6 @@ static const sl_options_t options_table = {
     .table = table,
     .count = sizeof(table) / sizeof(table[0]),
 };
-
-/*
- * Rows of a recorded step: 1, 2, 4, 8, then multiples of 8 to 64, of 16 to 256, of 64 beyond, and
- * `largest` itself. Fewer would compute more padding, more take longer to record.
- */
-static uint32_t make_buckets(uint32_t largest, uint32_t buckets[SL_BUCKETS_MAX])
-{
-    uint32_t count = 0, rows = 1;
-    while (rows < largest && count + 1 < SL_BUCKETS_MAX) {
-        buckets[count++] = rows;
-        rows += rows < 8 ? rows : rows < 64 ? 8 : rows < 256 ? 16 : 64;
-    }
-    buckets[count++] = largest;
-    return count;
-}
 
 int main(int argc, char **argv)
 {
@@ -62,7 +46,7 @@ int main(int argc, char **argv)
         .max_logit_rows = batch,
         .absorbed = true,
         .buckets = buckets,
-        .bucket_count = make_buckets(batch, buckets),
+        .bucket_count = sl_decode_buckets(batch, buckets),
         .async_scheduling = (sl_async_t)options.async_scheduling,
         .max_running = options.max_batch,
     };
