@@ -100,7 +100,7 @@ typedef struct {
     uint32_t rank, tp, layers, max_requests, page_count;
     uint32_t pages_a_request; /* in the case at hand */
     sl_ceiling_t ceiling;     /* rank 0 */
-    bool largest;             /* its batch is the largest that fits */
+    const char *limit; /* what bounds its batch, where the largest was asked for; "" elsewhere */
     const sl_ops_t *ops;
     sl_checkpoint_t *checkpoint;
     sl_model_t *model;
@@ -190,6 +190,20 @@ static const uint32_t *pages_of(const rank_t *self, uint32_t request)
     return self->page_ids + (size_t)request * self->pages_a_request;
 }
 
+/* Prompts have nothing in common, on one rank or on two: tokens that repeat would choose the same
+ * experts, and a step would read fewer of them than it does in service. */
+static void make_prompt(rank_t *self, uint32_t request, uint32_t input_len)
+{
+    bool divided = self->options->attention == SL_ATTENTION_DP;
+    uint64_t number = divided ? (uint64_t)request * self->tp + self->rank : request;
+    uint32_t vocab = sl_checkpoint_config(self->checkpoint)->vocab_size;
+    for (uint32_t i = 0; i < input_len; i++) {
+        uint64_t hash = (number << 32 | i) * 0x9e3779b97f4a7c15u;
+        hash = (hash ^ hash >> 29) * 0xbf58476d1ce4e5b9u;
+        self->tokens[i] = (int32_t)((hash ^ hash >> 32) % vocab);
+    }
+}
+
 /* The step that has begun, through all layers. `hit_p`: routed experts that had tokens, of a layer
  * on average; NULL: not wanted. */
 static sl_status_t run_layers(rank_t *self, bool absorbed, double *hit_p)
@@ -228,7 +242,8 @@ static sl_status_t prefill(rank_t *self, uint32_t first, uint32_t count, uint32_
     }
     sl_step_clear(self->step);
     for (uint32_t i = first; i < mine && i < first + count; i++) {
-        sl_step_add(self->step, self->tokens + i, input_len, 0, pages_of(self, i),
+        make_prompt(self, i, input_len);
+        sl_step_add(self->step, self->tokens, input_len, 0, pages_of(self, i),
                     self->pages_a_request);
     }
     SL_TRY(sl_model_begin(self->model, sl_step_batch(self->step, rank_rows, 0)));
@@ -317,6 +332,7 @@ static sl_status_t agree_on_batch(rank_t *self, uint32_t *batch_p)
         return sl_error(SL_ERR_CONFIG, "%u pages of rank %u: expected at least the %u of a request",
                         self->page_count, self->rank, self->pages_a_request);
     }
+    self->limit = least == self->max_requests ? "max-batch" : "pages";
     *batch_p = (uint32_t)least * (self->options->attention == SL_ATTENTION_DP ? self->tp : 1);
     return SL_OK;
 }
@@ -431,12 +447,11 @@ static void save_run(const rank_t *self, const result_t *result, FILE *file)
     fprintf(file,
             "{\"run_name\": \"%s\", \"model\": \"%s\", \"device\": \"%s\", \"layers\": %u, "
             "\"tp\": %u, \"attention\": \"%s\", \"mla_prefill\": \"%s\", \"batch_size\": %u, "
-            "\"largest_batch\": %s, \"pages\": %u, \"input_len\": %u, \"output_len\": %u",
+            "\"batch_limited_by\": \"%s\", \"pages\": %u, \"input_len\": %u, \"output_len\": %u",
             options->run_name, slash != NULL ? slash + 1 : options->model, options->device,
             self->layers, self->tp, options->attention == SL_ATTENTION_DP ? "dp" : "tp",
-            options->mla == 0 ? "unabsorbed" : "absorbed", result->batch,
-            self->largest ? "true" : "false", self->page_count, result->input_len,
-            result->output_len);
+            options->mla == 0 ? "unabsorbed" : "absorbed", result->batch, self->limit,
+            self->page_count, result->input_len, result->output_len);
 }
 
 static void save_figures(const rank_t *self, const result_t *result, FILE *file)
@@ -498,8 +513,8 @@ static sl_status_t check_rows(const rank_t *self, const result_t *result)
 static sl_status_t run_case(rank_t *self, uint32_t batch, uint32_t input_len, uint32_t output_len)
 {
     self->pages_a_request = request_pages(input_len, output_len);
-    self->largest = batch == 0;
-    if (self->largest) {
+    self->limit = "";
+    if (batch == 0) {
         SL_TRY(agree_on_batch(self, &batch));
     }
     result_t result = {.batch = batch, .input_len = input_len, .output_len = output_len};
@@ -609,8 +624,7 @@ static sl_status_t open_model(rank_t *self)
 static sl_status_t take_memory(rank_t *self)
 {
     uint32_t pages = self->page_count;
-    uint32_t tokens = largest(self->options->input_len) + self->max_requests;
-    uint32_t vocab = sl_checkpoint_config(self->checkpoint)->vocab_size;
+    uint32_t tokens = largest(self->options->input_len);
     self->page_ids = calloc(pages, sizeof(*self->page_ids));
     self->tokens = calloc(tokens, sizeof(*self->tokens));
     self->next = calloc(self->max_requests, sizeof(*self->next));
@@ -622,9 +636,6 @@ static sl_status_t take_memory(rank_t *self)
     }
     for (uint32_t i = 0; i < pages; i++) {
         self->page_ids[i] = i;
-    }
-    for (uint32_t i = 0; i < tokens; i++) {
-        self->tokens[i] = (int32_t)((i * 2654435761u >> 7) % vocab);
     }
     for (uint32_t i = 0; i < self->max_requests + LOGIT_ROWS; i++) {
         self->rules[i].logprobs = -1; /* greedy */

@@ -115,7 +115,7 @@ def run(line):
 
 def shape(result):
     """All that two runs must have in common to be compared, but attention and prefill mode."""
-    batch = "largest" if result["largest_batch"] else result["batch_size"]
+    batch = "largest" if result["batch_limited_by"] else result["batch_size"]
     return (result["model"], result["device"], result["layers"], result["tp"], batch,
             result["input_len"], result["output_len"])
 
