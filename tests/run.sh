@@ -5,7 +5,8 @@
 #
 #   1. address and undefined-behaviour sanitizers: unit tests, operations, fuzz corpora, then the
 #      cluster tests on real programs, the lints and the goldens' own checks
-#   2. where there is nvcc, the programs with the CUDA backend are built (nothing of it runs)
+#   2. where there is nvcc, programs, tests and benches are built with the CUDA backend (nothing of
+#      it runs)
 #   3. thread sanitizer: the unit tests and one cluster test
 #
 # --quick leaves out the third. The last line is the total. Exits 1 if anything failed, hung or did
@@ -72,8 +73,8 @@ build_or_count build-address "$builds-address" -DCMAKE_BUILD_TYPE=RelWithDebInfo
 run_ctest unit-address 400 "$builds-address"
 run_pytest cluster-address 1500 "$builds-address"
 if command -v nvcc >/dev/null; then
-    build_or_count build-cuda "$builds-cuda" -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=ON \
-        -DSLUICE_TESTS=OFF
+    build_targets="all benches" build_or_count build-cuda "$builds-cuda" \
+        -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=ON
 else
     say "no nvcc here: the CUDA backend is not compiled"
 fi

@@ -72,12 +72,14 @@ make_venv() {
     printf '%s' "$wanted" >"$stamp"
 }
 
-# build FOLDER [CMAKE ARGUMENT...]: configures and builds; a failed build shows its end.
+# build FOLDER [CMAKE ARGUMENT...]: configures and builds $build_targets, or all; a failed build shows
+# its end.
 build() {
     local folder=$1
     shift
     say "building $folder"
     quietly cmake -S "$root" -B "$folder" -G Ninja -DCMAKE_C_COMPILER_LAUNCHER=ccache \
         -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache "$@"
-    quietly ninja -C "$folder" -j "$jobs"
+    # shellcheck disable=SC2086 # a list
+    quietly ninja -C "$folder" -j "$jobs" ${build_targets:-all}
 }
