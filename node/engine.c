@@ -302,7 +302,7 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
     }
     bool left = sl_rank_stopping() || sl_node_group_left(rank->node);
     if (left) {
-        sl_log_info("stopping after %llu steps: %.3f s in forward passes, %.3f s in steps",
+        sl_log_info("stopping after %llu steps: %.3f s issuing forward passes, %.3f s in steps",
                     (unsigned long long)rank->steps, (double)rank->forward_us / 1e6,
                     (double)rank->step_us / 1e6);
         return SL_OK;

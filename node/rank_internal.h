@@ -27,7 +27,7 @@ struct sl_rank {
     char fault[SL_TEXT_BYTES]; /* why the rank cannot go on; "" when it leaves on purpose */
     uint32_t unfinished; /* steps with own rows, issued but not finished */
     uint64_t steps, progress;
-    uint64_t forward_us, step_us; /* in forward passes; in whole steps with rows */
+    uint64_t forward_us, step_us; /* issuing forward passes; in whole steps with rows */
 };
 
 /* node/engine.c: gives the net thread the figures of the next heartbeat. */

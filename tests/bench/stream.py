@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / "tests" / "cluster"), str(ROOT / "router" / "gateway"
 import build  # noqa: E402
 from harness import Cluster  # noqa: E402
 
-STOPPED = re.compile(r"after (\d+) steps: ([\d.]+) s in forward passes, ([\d.]+) s in steps")
+STOPPED = re.compile(r"after (\d+) steps: ([\d.]+) s issuing forward passes, ([\d.]+) s in steps")
 
 
 def processor():
