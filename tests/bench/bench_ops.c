@@ -1,11 +1,11 @@
 /*
  * Times the operations of a backend on the cases of tests/ops/cases.c that are marked for it, and
  * on an accelerator also at the shapes of real_cases.c; the host leaves out what takes it seconds.
- * Each case is first checked against the oracle, products only if they are small or `--check all`
- * is asked: test_ops checks more, and better. The line of a case says if it was not.
+ * Each case is first checked: all its outputs against the oracle, or, where that would take long,
+ * some of them as check_rows.h says; its line says "sampled" then. A case that is wrong is timed
+ * all the same, and the exit status is 1.
  *
- *     bench_ops [--backend cpu] [--device-index 0] [--threads 1] [--op NAME] [--check small]
- *               [--json]
+ *     bench_ops [--backend cpu] [--device-index 0] [--threads 1] [--op NAME] [--json]
  *
  * A case runs on several copies of its buffers in turn (64 MiB of them on the host, 256 MiB on an
  * accelerator, more than its caches hold), so that large weights come from memory as they do in a
@@ -27,10 +27,12 @@
 #include "common/base/clock.h"
 #include "kernels/cpu/isa.h"
 #include "tests/bench/ceiling.h"
+#include "tests/bench/check_rows.h"
 #include "tests/bench/real_cases.h"
 #include "tests/ops/bind.h"
 
 /* The build makes a program of each bench_*.c alone. */
+#include "tests/bench/check_rows.c"
 #include "tests/ops/bind.c"
 #include "tests/ops/bind_ops.c"
 #include "tests/ops/cases.c"
@@ -42,7 +44,7 @@
 #define SAMPLE_US 5000
 #define RECORDED_RUNS 32
 #define HOST_FLOPS_MAX 20e9 /* left out on the host above this */
-#define CHECK_FLOPS_MAX 5e9 /* unchecked above this */
+#define CHECK_ALL_FLOPS_MAX 5e9 /* checked by samples above this */
 /* More than the plain loops of the oracle get done in good time. */
 #define REF_FLOPS_MAX 0.2e9
 #define REF_BYTES_MAX 16e6
@@ -50,7 +52,7 @@
 typedef struct {
     const char *backend, *op;
     int threads, index;
-    bool check_all, json;
+    bool json;
 } options_t;
 
 typedef struct {
@@ -60,7 +62,7 @@ typedef struct {
     sl_device_t *device;
     sl_ceiling_t ceiling;
     size_t next; /* copy */
-    size_t case_count, unchecked_count;
+    size_t case_count;
     bool failed;
 } bench_t;
 
@@ -109,11 +111,6 @@ static double moved_bytes(const bind_t *b)
             bytes += c->lens[i] * width * act;
         }
         return bytes;
-    case OP_GROUPED_LINEAR:
-        for (uint32_t i = 0; i < c->len_count; i++) {
-            bytes -= c->lens[i] == 0 ? (double)c->n * c->k * wt : 0;
-        }
-        return bytes;
     default:
         return bytes;
     }
@@ -127,14 +124,19 @@ static void plan(const bind_t *b)
     }
 }
 
-static bool is_checked(const bench_t *bench, const op_case_t *c)
+static bool is_sampled(const op_case_t *c)
 {
-    return bench->options->check_all || bind_flops(c) <= CHECK_FLOPS_MAX;
+    return bind_flops(c) > CHECK_ALL_FLOPS_MAX;
 }
 
-/* Runs the case once and compares. Large cases on an accelerator are compared with the CPU backend,
- * which the tests compare with the oracle. */
-static bool agrees(const bench_t *bench, bind_t *got)
+static double tolerance_of(const bench_t *bench)
+{
+    return bench->ops->act_dtype == SL_DTYPE_F32 ? 1e-5 : 1.2e-2;
+}
+
+/* Compares all outputs of a case that has run. Large cases on an accelerator are compared with the
+ * CPU backend, which the tests compare with the oracle. */
+static bool all_agree(const bench_t *bench, bind_t *got)
 {
     const sl_ops_t *oracle;
     sl_device_t *host;
@@ -145,14 +147,23 @@ static bool agrees(const bench_t *bench, bind_t *got)
     sl_device_params_t params = {.threads = bind_threads()};
     SL_ASSERT(oracle->open(&params, &host) == SL_OK);
     bind_open(&expected, oracle, host, got->c);
-    plan(got);
-    bind_run(got);
     bind_run(&expected);
-    double tolerance = bench->ops->act_dtype == SL_DTYPE_F32 ? 1e-5 : 1.2e-2;
-    bool good = bind_fetch(got) && bind_fetch(&expected) && bind_agree(got, &expected, tolerance);
+    bool good = bind_fetch(got) && bind_fetch(&expected) &&
+                bind_agree(got, &expected, tolerance_of(bench));
     bind_close(&expected);
     oracle->close(host);
     return good;
+}
+
+/* Runs the case once and compares. */
+static bool agrees(const bench_t *bench, bind_t *got)
+{
+    plan(got);
+    bind_run(got);
+    if (is_sampled(got->c)) {
+        return bind_guards_intact(got) && check_rows_agree(got, tolerance_of(bench));
+    }
+    return all_agree(bench, got);
 }
 
 /* Copies of a case's buffers; returns how many. */
@@ -247,24 +258,23 @@ static double time_us(bench_t *bench, bind_t *copies, size_t count)
     return samples[SAMPLES / 2];
 }
 
-static void print_case(const bench_t *bench, const bind_t *b, double us, bool checked, bool good)
+static void print_case(const bench_t *bench, const bind_t *b, double us, bool good)
 {
     char text[256];
     double flops = b->flops, bytes = moved_bytes(b);
     double least_us = 1e6 * fmax(flops / bench->ceiling.flops, bytes / bench->ceiling.bytes);
-    const char *verdict = good ? "" : " WRONG";
+    const char *checked = is_sampled(b->c) ? " sampled" : "", *verdict = good ? "" : " WRONG";
     if (bench->options->json) {
+        checked = is_sampled(b->c) ? "sampled" : "all";
         verdict = good ? "true" : "false";
-    }
-    if (!checked) {
-        verdict = bench->options->json ? "null" : " unchecked";
     }
     op_case_describe(b->c, text, sizeof(text));
     printf(bench->options->json
                ? "{\"case\": \"%s\", \"us\": %.2f, \"gflops\": %.1f, \"gbytes\": %.1f, "
-                 "\"percent_of_ceiling\": %.0f, \"agrees\": %s}\n"
-               : "%-80s %10.1f us %9.1f GFLOPS %7.1f GB/s %5.0f %%%s\n",
-           text, us, flops / us * 1e-3, bytes / us * 1e-3, 100 * least_us / us, verdict);
+                 "\"percent_of_ceiling\": %.0f, \"checked\": \"%s\", \"agrees\": %s}\n"
+               : "%-80s %10.1f us %9.1f GFLOPS %7.1f GB/s %5.0f %%%s%s\n",
+           text, us, flops / us * 1e-3, bytes / us * 1e-3, 100 * least_us / us, checked,
+           verdict);
     fflush(stdout);
 }
 
@@ -272,9 +282,9 @@ static void bench_case(bench_t *bench, const op_case_t *c)
 {
     static bind_t copies[COPIES_MAX];
     size_t count = open_copies(bench, c, copies);
-    bool checked = is_checked(bench, c), good = !checked || agrees(bench, &copies[0]);
+    bool good = agrees(bench, &copies[0]);
     bench->failed = bench->failed || !good;
-    print_case(bench, copies, time_us(bench, copies, count), checked, good);
+    print_case(bench, copies, time_us(bench, copies, count), good);
     for (size_t i = 0; i < count; i++) {
         bind_close(&copies[i]);
     }
@@ -304,8 +314,8 @@ static void each_case(bench_t *bench, void (*visit)(bench_t *, const op_case_t *
 
 static void count_case(bench_t *bench, const op_case_t *c)
 {
+    (void)c;
     bench->case_count++;
-    bench->unchecked_count += !is_checked(bench, c);
 }
 
 static void print_head(const bench_t *bench)
@@ -314,17 +324,17 @@ static void print_head(const bench_t *bench)
     printf(bench->options->json
                ? "{\"backend\": \"%s\", \"isa\": \"%s\", \"threads\": %d, "
                  "\"ceiling_gflops\": %.1f, \"ceiling_gbytes\": %.1f, \"ceilings\": \"%s\", "
-                 "\"cases\": %zu, \"unchecked\": %zu}\n"
+                 "\"cases\": %zu}\n"
                : "backend %s, host instruction set %s, threads %d; ceilings: %.1f GFLOPS, %.1f "
-                 "GB/s (%s); %zu cases, %zu of them unchecked\n",
+                 "GB/s (%s); %zu cases\n",
            bench->ops->name, sl_isa_best()->name, bench->options->threads, ceiling->flops / 1e9,
-           ceiling->bytes / 1e9, ceiling->description, bench->case_count, bench->unchecked_count);
+           ceiling->bytes / 1e9, ceiling->description, bench->case_count);
 }
 
 static void fail_usage(void)
 {
     fprintf(stderr, "usage: bench_ops [--backend cpu] [--device-index 0] [--threads 1] [--op NAME] "
-                    "[--check small|all] [--json]\n");
+                    "[--json]\n");
     exit(2);
 }
 
@@ -334,7 +344,6 @@ static options_t parse(int argc, char **argv)
                                           {"device-index", required_argument, NULL, 'i'},
                                           {"threads", required_argument, NULL, 't'},
                                           {"op", required_argument, NULL, 'o'},
-                                          {"check", required_argument, NULL, 'c'},
                                           {"json", no_argument, NULL, 'j'},
                                           {NULL, 0, NULL, 0}};
     options_t options = {.backend = "cpu", .threads = 1};
@@ -351,12 +360,6 @@ static options_t parse(int argc, char **argv)
             break;
         case 'o':
             options.op = optarg;
-            break;
-        case 'c':
-            options.check_all = strcmp(optarg, "all") == 0;
-            if (!options.check_all && strcmp(optarg, "small") != 0) {
-                fail_usage();
-            }
             break;
         case 'j':
             options.json = true;

@@ -297,15 +297,26 @@ static bool guard_intact(const bind_t *b, const char *device)
     return true;
 }
 
-bool bind_fetch(bind_t *b)
+bool bind_guards_intact(const bind_t *b)
 {
     for (size_t i = 0; i < b->buffer_count; i++) {
-        bind_buffer_t *buffer = &b->buffers[i];
+        const bind_buffer_t *buffer = &b->buffers[i];
         if (!guard_intact(b, buffer->memory) ||
             !guard_intact(b, buffer->memory + GUARD_BYTES + buffer->bytes)) {
             fprintf(stderr, "buffer %zu: written outside its %zu bytes\n", i, buffer->bytes);
             return false;
         }
+    }
+    return true;
+}
+
+bool bind_fetch(bind_t *b)
+{
+    if (!bind_guards_intact(b)) {
+        return false;
+    }
+    for (size_t i = 0; i < b->buffer_count; i++) {
+        bind_buffer_t *buffer = &b->buffers[i];
         if (!buffer->output) {
             continue;
         }
@@ -320,7 +331,7 @@ bool bind_fetch(bind_t *b)
     return true;
 }
 
-static bool floats_agree(float got, float expected, double tolerance)
+bool bind_floats_agree(float got, float expected, double tolerance)
 {
     if (isnan(got) || isnan(expected) || isinf(got) || isinf(expected)) {
         return (isnan(got) && isnan(expected)) || got == expected;
@@ -332,13 +343,13 @@ static bool logprobs_agree(const sl_logprobs_t *got, const sl_logprobs_t *expect
                            double tolerance)
 {
     if (got->top_count != expected->top_count ||
-        !floats_agree(got->logprob, expected->logprob, tolerance)) {
+        !bind_floats_agree(got->logprob, expected->logprob, tolerance)) {
         return false;
     }
     uint32_t count = got->top_count <= SL_TOP_LOGPROBS_MAX ? got->top_count : 0;
     for (uint32_t j = 0; j < count; j++) {
         if (got->top_ids[j] != expected->top_ids[j] ||
-            !floats_agree(got->top_logprobs[j], expected->top_logprobs[j], tolerance)) {
+            !bind_floats_agree(got->top_logprobs[j], expected->top_logprobs[j], tolerance)) {
             return false;
         }
     }
@@ -355,8 +366,8 @@ static bool element_agrees(const bind_buffer_t *got, const bind_buffer_t *expect
         return logprobs_agree((const sl_logprobs_t *)got->host + i,
                               (const sl_logprobs_t *)expected->host + i, tolerance);
     }
-    return floats_agree(((const float *)got->host)[i], ((const float *)expected->host)[i],
-                        tolerance);
+    return bind_floats_agree(((const float *)got->host)[i], ((const float *)expected->host)[i],
+                             tolerance);
 }
 
 static void describe_element(const bind_buffer_t *got, const bind_buffer_t *expected, size_t i,

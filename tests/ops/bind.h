@@ -73,11 +73,16 @@ int bind_threads(void);
 double bind_flops(const op_case_t *c);
 void bind_run(bind_t *b);
 
-/* Copies every output to the host; false, with a message, if a guard band was written. */
+/* False, with a message, if a guard band was written. */
+bool bind_guards_intact(const bind_t *b);
+
+/* Checks the guard bands and copies every output to the host. */
 bool bind_fetch(bind_t *b);
 
-/* Whether the outputs agree: NaN and infinity at the same places, integers equal, the rest within
- * tolerance * (1 + |expected|). Says where not. Both fetched. */
+/* NaN and infinity at the same places, the rest within tolerance * (1 + |expected|). */
+bool bind_floats_agree(float got, float expected, double tolerance);
+
+/* Whether the outputs agree, integers exactly. Says where not. Both fetched. */
 bool bind_agree(const bind_t *got, const bind_t *expected, double tolerance);
 
 /* Bit for bit. */

@@ -1,4 +1,5 @@
-/* What bind_ops.c needs of bind.c. Host memory lives as long as the binding; counts of elements. */
+/* What bind_ops.c and sampled checks need of bind.c. Host memory lives as long as the binding;
+ * counts of elements. */
 #ifndef SL_TESTS_OPS_BIND_INTERNAL_H
 #define SL_TESTS_OPS_BIND_INTERNAL_H
 
