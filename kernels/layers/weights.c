@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/progress.h"
 #include "kernels/layers/load_jobs.h"
@@ -389,6 +390,8 @@ sl_status_t sl_weights_load(const sl_weights_params_t *params, sl_weights_t **we
     if (status != SL_OK) {
         goto fail;
     }
+    double took_s = (double)(sl_now_us() - loader.progress.started_us) / 1e6;
+    sl_log_info("weights: %.2f GiB in %.2f s", (double)loaded->weights.bytes / 0x1p30, took_s);
     *weights_p = &loaded->weights;
     return SL_OK;
 fail:
