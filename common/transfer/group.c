@@ -28,7 +28,6 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/base/log.h"
 #include "common/transfer/transfer_wire.h"
 #include "common/transfer/ucx_context.h"
 

@@ -28,11 +28,39 @@ static sl_status_t check_params(const sl_transfer_params_t *params)
     return SL_OK;
 }
 
-/* The pool must be what its owner thinks it is: UCX without support for a device takes its memory
- * for the host's and crashes at the first put. */
+#define NEEDS_CUDA                                                                                 \
+    "GPU memory needs a UCX with CUDA support whose CUDA modules (libuct_cuda.so) it can load, "   \
+    "such as the bundle's"
+
+/* Asked first, because registering does not always tell: without its CUDA modules, UCX 1.13 takes the
+ * memory for what it is told, and crashes at the first put; 1.22 says "Invalid parameter". */
+static sl_status_t check_device_support(const sl_transfer_t *transfer, ucp_context_h context)
+{
+    if (!transfer->params.device_memory) {
+        return SL_OK;
+    }
+    ucp_context_attr_t knows = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+    ucs_status_t status = ucp_context_query(context, &knows);
+    if (status != UCS_OK) {
+        return sl_ucx_error(status, "asking for the types of memory it supports");
+    }
+    if ((knows.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) == 0) {
+        unsigned major, minor, release;
+        ucp_get_version(&major, &minor, &release);
+        return sl_error(SL_ERR_DEVICE,
+                        "transfer: the page pool is GPU memory, which UCX %u.%u.%u does not "
+                        "support as it is here; " NEEDS_CUDA,
+                        major, minor, release);
+    }
+    return SL_OK;
+}
+
+/* The pool must be what its owner thinks it is. */
 static sl_status_t map_pool(sl_transfer_t *transfer)
 {
     ucp_context_h context = sl_ucx_transfer_context(transfer->params.ucx);
+    const char *hint = transfer->params.device_memory ? "; " NEEDS_CUDA : "";
+    SL_TRY(check_device_support(transfer, context));
     size_t bytes = transfer->params.page_bytes * transfer->params.page_count;
     ucs_memory_type_t expected =
         transfer->params.device_memory ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
@@ -48,7 +76,11 @@ static sl_status_t map_pool(sl_transfer_t *transfer)
     ucs_status_t status = ucp_mem_map(context, &params, &transfer->memory);
     if (status != UCS_OK) {
         transfer->memory = NULL;
-        return sl_ucx_error(status, "registering the page pool");
+        return sl_error(SL_ERR_DEVICE,
+                        "ucx: registering the page pool, %zu bytes at %p, as memory of type %s: "
+                        "%s%s",
+                        bytes, transfer->params.base, ucs_memory_type_names[expected],
+                        ucs_status_string(status), hint);
     }
     ucp_mem_attr_t found = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH |
                                           UCP_MEM_ATTR_FIELD_MEM_TYPE};
@@ -64,9 +96,7 @@ static sl_status_t map_pool(sl_transfer_t *transfer)
                         "memory type %s, expected %s%s",
                         bytes, transfer->params.base, found.length, found.address,
                         ucs_memory_type_names[found.mem_type], ucs_memory_type_names[expected],
-                        transfer->params.device_memory ? " (this UCX has no CUDA support, or its "
-                                                         "modules were not found)"
-                                                       : "");
+                        hint);
     }
     return SL_OK;
 }

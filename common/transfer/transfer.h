@@ -42,7 +42,7 @@ typedef struct {
     sl_rank_id_t self;
     void *base; /* the page pool: page p at base + p * page_bytes; registered whole */
     size_t page_bytes;
-    bool device_memory; /* the pool is GPU memory; creation fails if UCX takes it for the host's */
+    bool device_memory; /* the pool is GPU memory; creation fails where UCX does not support it */
     /* Called once on the transfer thread, before it touches the pool. NULL: nothing to do. */
     sl_status_t (*bind_thread)(void *arg);
     void *bind_thread_arg;
@@ -53,6 +53,9 @@ typedef struct {
     void *may_write_arg;
     uint64_t lease_us; /* first value of sl_transfer_set_lease(); 0: 5 s */
     size_t ring_items; /* 0: 8192 */
+    /* Under way to one peer at most (but always a page): all of it may still land after the lease
+     * has run out. 0: 512 MiB. */
+    size_t peer_bytes_max;
     /* Puts even where UCX carries them as messages of its own (tcp). UCX 1.13 may abort the reader
      * when such a writer dies; otherwise those pages go as messages of the transfer engine. */
     bool always_put;

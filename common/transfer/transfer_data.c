@@ -35,6 +35,7 @@
 typedef struct {
     sl_target_t *target;
     sl_bytes_t header;
+    size_t bytes; /* of the page */
 } data_send_t;
 
 static void data_sent(data_send_t *send, ucs_status_t status)
@@ -43,7 +44,7 @@ static void data_sent(data_send_t *send, ucs_status_t status)
         /* It will never be answered, and no later answer would tell. */
         sl_peer_give_up(send->target->peer, ucs_status_string(status));
     }
-    sl_put_finished(send->target, status);
+    sl_put_finished(send->target, send->bytes, status);
     free(send->header.data);
     free(send);
 }
@@ -77,6 +78,7 @@ size_t sl_data_post(sl_transfer_t *transfer, sl_target_t *target, const sl_data_
     data_send_t *send = calloc(1, sizeof(*send));
     SL_ASSERT(send != NULL);
     send->target = target;
+    send->bytes = size;
     sl_status_t status = sl_transfer_msg_encode(&msg, NULL, &send->header);
     SL_ASSERT(status == SL_OK);
     ucp_request_param_t param = {
@@ -87,7 +89,7 @@ size_t sl_data_post(sl_transfer_t *transfer, sl_target_t *target, const sl_data_
         .flags = UCP_AM_SEND_FLAG_EAGER,
         .memory_type = UCS_MEMORY_TYPE_HOST,
     };
-    sl_put_begun(target);
+    sl_put_begun(target, size);
     if (peer->data_sent == peer->data_seen) {
         peer->answered_us = sl_now_us(); /* nothing was owed until now */
     }

@@ -78,6 +78,7 @@ typedef struct sl_peer {
     uint64_t closed_at_us;
     uint32_t operations;           /* puts, flushes and messages in flight */
     uint32_t puts;                 /* of which puts and data messages */
+    uint64_t put_bytes;            /* of these */
     bool by_message;               /* pages go as data messages (transfer_data.c), not as puts */
     uint64_t data_sent, data_seen; /* of them, as far as posted here and copied there */
     uint64_t answered_us;          /* last answer, or when data was first owed one */
@@ -165,7 +166,7 @@ sl_peer_t *sl_peer_find(const sl_transfer_t *transfer, const sl_rank_id_t *rank)
 
 /* Takes the address. False if the peer was known already. */
 bool sl_peer_add(sl_transfer_t *transfer, const sl_rank_id_t *rank, uint8_t *address, size_t size);
-void sl_peer_set_gone(sl_transfer_t *transfer, sl_peer_t *peer);
+void sl_peer_set_gone(sl_peer_t *peer);
 
 /* Creates endpoint and key the first time. False when the peer is not usable (now). */
 bool sl_peer_connect(sl_transfer_t *transfer, sl_peer_t *peer);

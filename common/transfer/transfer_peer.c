@@ -61,9 +61,8 @@ bool sl_peer_add(sl_transfer_t *transfer, const sl_rank_id_t *rank, uint8_t *add
     return true;
 }
 
-void sl_peer_set_gone(sl_transfer_t *transfer, sl_peer_t *peer)
+void sl_peer_set_gone(sl_peer_t *peer)
 {
-    (void)transfer;
     if (!peer->gone) {
         peer->gone = true;
         if (!peer->failed) {
@@ -84,11 +83,9 @@ static void on_endpoint_error(void *arg, ucp_ep_h endpoint, ucs_status_t status)
     }
 }
 
-static void fail_connect(sl_transfer_t *transfer, sl_peer_t *peer, const char *what,
-                         ucs_status_t status)
+static void fail_connect(sl_peer_t *peer, const char *what, ucs_status_t status)
 {
     char name[SL_RANK_TEXT_BYTES];
-    (void)transfer;
     peer->failed = true;
     snprintf(peer->why, sizeof(peer->why), "%s: %s", what, ucs_status_string(status));
     sl_log_warn("transfer: %s: %s", sl_rank_text(&peer->id, name), peer->why);
@@ -112,13 +109,13 @@ bool sl_peer_connect(sl_transfer_t *transfer, sl_peer_t *peer)
     ucs_status_t status = ucp_ep_create(transfer->ucx.worker, &params, &peer->endpoint);
     if (status != UCS_OK) {
         peer->endpoint = NULL;
-        fail_connect(transfer, peer, "creating the endpoint", status);
+        fail_connect(peer, "creating the endpoint", status);
         return false;
     }
     status = ucp_ep_rkey_unpack(peer->endpoint, peer->blob.rkey, &peer->rkey);
     if (status != UCS_OK) {
         peer->rkey = NULL;
-        fail_connect(transfer, peer, "unpacking the pool's key", status);
+        fail_connect(peer, "unpacking the pool's key", status);
         return false;
     }
     peer->by_message = !transfer->params.always_put && !transfer->params.device_memory &&

@@ -7,7 +7,6 @@
  * Shutdown goes through three stages, each bounded: let attempts that are committed finish; give up
  * the rest; close the endpoints.
  */
-#include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,7 +122,7 @@ static void command_peer_add(sl_transfer_t *transfer, const sl_command_t *comman
     for (sl_peer_t *peer = transfer->peers; peer != NULL; peer = peer->next) {
         if (sl_rank_same_place(&peer->id, &command->rank) &&
             peer->id.incarnation != command->rank.incarnation && !peer->gone) {
-            sl_peer_set_gone(transfer, peer);
+            sl_peer_set_gone(peer);
             sl_writer_peer_gone(transfer, &peer->id);
         }
     }
@@ -137,7 +136,7 @@ static void command_peer_gone(sl_transfer_t *transfer, const sl_command_t *comma
 {
     sl_peer_t *peer = sl_peer_find(transfer, &command->rank);
     if (peer != NULL) {
-        sl_peer_set_gone(transfer, peer);
+        sl_peer_set_gone(peer);
     }
     sl_writer_peer_gone(transfer, &command->rank);
     sl_data_forget(transfer, &command->rank);

@@ -1,7 +1,7 @@
 /*
  * The writing side. An attempt:
  *
- *   WRITING   pushed pages become puts once the grant is there; at most PUTS_PER_PEER in flight
+ *   WRITING   pushed pages become puts once the grant is there, a bounded number in flight
  *      |      commit with everything put, abort, or a failure
  *   FLUSHING  every endpoint that was written to is flushed, or its peer has answered all data
  *      |      messages: nothing of ours is under way any more
@@ -26,11 +26,21 @@
 #include "common/transfer/transfer_engine.h"
 #include "common/transfer/transfer_writer.h"
 
+/*
+ * What is under way to a peer at once. The lease is asked only when posting, so all of it may still
+ * be written after the lease has run out: it must take a small part of a lease (5 s) even on a slow
+ * link. 512 MiB are 0.5 s at 1 GB/s, and 1.3 ms of NVLink (400 GB/s), far more than a turn of the
+ * thread's loop, so a fast link is not kept waiting. The number bounds the small puts of single
+ * layers, each of which costs UCX a request.
+ *
+ * Adjoining pages are merged into one put, of a quarter of the bytes (128 MiB) at most; a page is
+ * never split. UCX makes each put a copy on one stream, and between two copies a GPU's link stands
+ * still for some microseconds.
+ */
+#define BYTES_PER_PEER ((size_t)512 << 20)
+#define BYTES_PER_PUT_DIVISOR 4u
 #define PUTS_PER_PEER 32u
 #define PUTS_PER_TURN 32u /* of one attempt, so that commands and messages get their turn */
-/* Adjoining pages are merged up to this; a page is never split. UCX makes each put a copy on one
- * stream, and between two copies a GPU's link stands still for some microseconds. */
-#define PUT_BYTES_MAX ((size_t)128 << 20)
 #define LOG_INTERVAL_US 1000000u
 #define END_LEASES 12u /* a flush and commit longer than this many leases: the peer is stuck */
 
@@ -182,20 +192,22 @@ static void count_write(sl_transfer_t *transfer, int change)
     transfer->writes_changed_us = sl_now_us();
 }
 
-void sl_put_begun(sl_target_t *target)
+void sl_put_begun(sl_target_t *target, size_t bytes)
 {
     target->written = true;
     target->peer->operations++;
     target->peer->puts++;
+    target->peer->put_bytes += bytes;
     count_write(target->attempt->transfer, 1);
     target->attempt->in_flight++;
 }
 
-void sl_put_finished(sl_target_t *target, ucs_status_t status)
+void sl_put_finished(sl_target_t *target, size_t bytes, ucs_status_t status)
 {
     sl_attempt_t *attempt = target->attempt;
     target->peer->operations--;
     target->peer->puts--;
+    target->peer->put_bytes -= bytes;
     count_write(attempt->transfer, -1);
     attempt->in_flight--;
     if (status != UCS_OK) {
@@ -206,10 +218,43 @@ void sl_put_finished(sl_target_t *target, ucs_status_t status)
     }
 }
 
+typedef struct {
+    sl_target_t *target;
+    size_t bytes;
+} put_t;
+
+static void put_finished(put_t *put, ucs_status_t status)
+{
+    sl_put_finished(put->target, put->bytes, status);
+    free(put);
+}
+
 static void put_callback(void *request, ucs_status_t status, void *user_data)
 {
-    sl_put_finished(user_data, status);
+    put_finished(user_data, status);
     ucp_request_free(request);
+}
+
+static size_t bytes_per_peer(const sl_transfer_t *transfer)
+{
+    size_t bytes = transfer->params.peer_bytes_max;
+    return bytes == 0 ? BYTES_PER_PEER : bytes;
+}
+
+/* The largest put. */
+static size_t bytes_per_put(const sl_transfer_t *transfer)
+{
+    size_t bytes = bytes_per_peer(transfer) / BYTES_PER_PUT_DIVISOR;
+    return bytes > transfer->params.page_bytes ? bytes : transfer->params.page_bytes;
+}
+
+/* Whether one more put or data message may be under way to the peer. Asked for the largest put
+ * whatever comes next: otherwise small puts of others could keep a large one waiting for ever. */
+static bool has_room(const sl_transfer_t *transfer, const sl_peer_t *peer)
+{
+    return peer->puts == 0 ||
+           (peer->puts < PUTS_PER_PEER &&
+            peer->put_bytes + bytes_per_put(transfer) <= bytes_per_peer(transfer));
 }
 
 /* Pages from the cursor on that lie side by side both here and there, and go in one put. */
@@ -217,11 +262,12 @@ static uint32_t run_length(const sl_transfer_t *transfer, const sl_attempt_t *at
                            const sl_command_t *segment)
 {
     uint32_t at = attempt->cursor_page, run = 1;
+    size_t most = bytes_per_put(transfer);
     if (segment->layer_begin != 0 || segment->layer_end != transfer->params.layers) {
         return 1;
     }
     const uint32_t *remote = attempt->pages + segment->first;
-    while (at + run < segment->count && (run + 1) * transfer->params.page_bytes <= PUT_BYTES_MAX &&
+    while (at + run < segment->count && (run + 1) * transfer->params.page_bytes <= most &&
            segment->pages[at + run] == segment->pages[at] + run &&
            remote[at + run] == remote[at] + run) {
         run++;
@@ -242,18 +288,21 @@ static void put(sl_transfer_t *transfer, sl_attempt_t *attempt, const sl_command
         (const uint8_t *)transfer->params.base + local_page * page_bytes + within;
     uint64_t remote = target->peer->blob.pool_base + remote_page * page_bytes + within;
 
+    put_t *put = malloc(sizeof(*put));
+    SL_ASSERT(put != NULL);
+    *put = (put_t){.target = target, .bytes = bytes};
     ucp_request_param_t param = {
         .op_attr_mask =
             UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH,
         .cb.send = put_callback,
-        .user_data = target,
+        .user_data = put,
         .memh = transfer->memory,
     };
-    sl_put_begun(target);
+    sl_put_begun(target, bytes);
     void *request =
         ucp_put_nbx(target->peer->endpoint, local, bytes, remote, target->peer->rkey, &param);
     if (!UCS_PTR_IS_PTR(request)) {
-        sl_put_finished(target, UCS_PTR_STATUS(request));
+        put_finished(put, UCS_PTR_STATUS(request));
     }
 }
 
@@ -326,7 +375,7 @@ static bool post_puts(sl_transfer_t *transfer, sl_attempt_t *attempt)
     while (posted < PUTS_PER_TURN && attempt->failed == SL_OK &&
            (segment = attempt->segments) != NULL && check_segment(transfer, attempt, segment)) {
         sl_target_t *target = &attempt->targets[attempt->cursor_target];
-        if (target->peer->puts >= PUTS_PER_PEER || !sl_data_window_open(target->peer)) {
+        if (!has_room(transfer, target->peer) || !sl_data_window_open(target->peer)) {
             break;
         }
         if (transfer->params.may_write != NULL &&

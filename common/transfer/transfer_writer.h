@@ -59,9 +59,9 @@ void sl_attempt_fail_open(sl_transfer_t *transfer, sl_attempt_t *attempt, sl_sta
 void sl_attempt_set_grant(sl_transfer_t *transfer, sl_attempt_t *attempt, sl_early_t *grant);
 void sl_writer_free_attempts(sl_transfer_t *transfer);
 
-/* Accounts of a put or data message. */
-void sl_put_begun(sl_target_t *target);
-void sl_put_finished(sl_target_t *target, ucs_status_t status);
+/* Accounts of a put or data message of `bytes`. */
+void sl_put_begun(sl_target_t *target, size_t bytes);
+void sl_put_finished(sl_target_t *target, size_t bytes, ucs_status_t status);
 
 /* ---- transfer_data.c ---- */
 

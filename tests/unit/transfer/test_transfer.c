@@ -4,6 +4,8 @@
 
 #include <sched.h>
 
+#include "common/transfer/transfer_engine.h"
+
 static const uint32_t own_pages[] = {3, 4, 5, 6, 100, 9, 8};
 static const uint32_t peer_pages[] = {7, 8, 9, 1, 2, 511, 0};
 #define PAIR_PAGES 7u
@@ -123,6 +125,100 @@ static void test_big_pages(void **state)
 {
     (void)state;
     run_processes(2, run_big_pages, NULL, NULL);
+}
+
+/* ---- what is under way at once ---- */
+
+#define BOUND_PAGE_BYTES (NODE_LAYERS * 16384u)
+#define BOUND_BYTES (8 * BOUND_PAGE_BYTES)
+#define BOUND_PUT_BYTES (BOUND_BYTES / 4)
+
+static _Atomic uint64_t most_under_way;
+
+/* A put follows, and it may be of a quarter of the bound. */
+static void check_under_way(node_t *node)
+{
+    const sl_peer_t *peer = node->transfer->peers;
+    CHECK(peer->next == NULL);
+    CHECK(peer->put_bytes <= BOUND_BYTES - BOUND_PUT_BYTES);
+    CHECK(peer->put_bytes <= peer->puts * (uint64_t)BOUND_PUT_BYTES);
+    if (peer->put_bytes > atomic_load(&most_under_way)) {
+        atomic_store(&most_under_way, peer->put_bytes);
+    }
+}
+
+/* The reader's process stands still and its socket is full: puts stay under way. */
+static void write_to_the_stopped(node_t *node, pid_t reader, const uint32_t *pages, uint32_t count)
+{
+    CHECK(kill(reader, SIGSTOP) == 0);
+    node_open(node, 2, 1);
+    node_push_all(node, 2, pages, count);
+    uint64_t deadline_us = sl_now_us() + NODE_WAIT_MS * 1000u;
+    while (atomic_load(&most_under_way) < BOUND_BYTES - BOUND_PUT_BYTES) {
+        CHECK(sl_now_us() < deadline_us);
+        sched_yield(); /* the thread tells nobody what it has posted */
+    }
+    CHECK(kill(reader, SIGCONT) == 0);
+    node_commit(node, 2, count);
+    node_expect(node, SL_TRANSFER_SENT, 2u);
+}
+
+static void set_bound(void)
+{
+    char bytes[32];
+    snprintf(bytes, sizeof(bytes), "%u", BOUND_BYTES);
+    setenv("NODE_PEER_BYTES", bytes, 1);
+    setenv("NODE_ALWAYS_PUT", "1", 1);
+    setenv("UCX_TLS", "tcp,self", 1);
+    setenv("UCX_TCP_SNDBUF", "64k", 1);
+    setenv("UCX_TCP_RCVBUF", "64k", 1);
+}
+
+/* Pages side by side, which are merged, or with gaps between them. */
+static void run_bound(process_t *process)
+{
+    uint32_t step = *(const uint32_t *)process->arg, count = NODE_PAGES / step;
+    uint32_t pages[NODE_PAGES];
+    node_t node;
+    set_bound();
+    node_start(process, &node, BOUND_PAGE_BYTES, 0);
+    node_add_peer(&node, 1 - process->rank);
+    pid_t own = getpid(), reader;
+    sl_bytes_t pids[PROCESSES_MAX];
+    process_meet(process, &own, sizeof(own), pids);
+    memcpy(&reader, pids[1].data, sizeof(reader));
+    free(pids[0].data);
+    free(pids[1].data);
+    for (uint32_t i = 0; i < count; i++) {
+        pages[i] = i * step;
+    }
+    if (process->rank == 0) {
+        node.before_put = check_under_way;
+        node_open(&node, 1, 1);
+        node_push_all(&node, 1, pages, 1);
+        node_commit(&node, 1, 1);
+        node_expect(&node, SL_TRANSFER_SENT, 1u);
+        process_barrier(process); /* the connection stands, the second grant has come before it */
+        write_to_the_stopped(&node, reader, pages, count);
+    } else {
+        node_grant(&node, 2, 2, pages, count);
+        node_grant(&node, 1, 1, pages, 1);
+        node_expect(&node, SL_TRANSFER_COMMITTED, 1u);
+        process_barrier(process);
+        node_expect(&node, SL_TRANSFER_COMMITTED, 2u);
+        for (uint32_t i = 0; i < count; i++) {
+            node_check_page(&node, pages[i], pages[i], 0, NODE_LAYERS);
+        }
+    }
+    node_leave(&node);
+}
+
+static void test_bytes_under_way_are_bounded(void **state)
+{
+    (void)state;
+    for (uint32_t step = 1; step <= 2; step++) {
+        run_processes(2, run_bound, &step, NULL);
+    }
 }
 
 /* Layers arrive one by one and in pieces, pages of a chunk at a time, some pages twice. */
@@ -520,6 +616,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_over_tcp_alone),
         cmocka_unit_test(test_by_puts),
         cmocka_unit_test(test_big_pages),
+        cmocka_unit_test(test_bytes_under_way_are_bounded),
         cmocka_unit_test(test_layer_ranges),
         cmocka_unit_test(test_pages_move_before_the_commit),
         cmocka_unit_test(test_several_targets),

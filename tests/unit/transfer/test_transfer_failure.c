@@ -704,6 +704,29 @@ static void run_other_layout(process_t *process)
     node_leave(&node);
 }
 
+/* A pool of GPU memory where UCX has no modules for it: the error says what is missing. */
+static void run_without_cuda(process_t *process)
+{
+    node_t node;
+    node_start(process, &node, NODE_PAGE_BYTES, 0);
+    ucp_context_attr_t knows = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+    CHECK(ucp_context_query(sl_ucx_transfer_context(node.ucx), &knows) == UCS_OK);
+    if ((knows.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) == 0) {
+        sl_transfer_params_t params = node_params(&node);
+        params.device_memory = true;
+        sl_transfer_t *other;
+        CHECK_STATUS(sl_transfer_create(&params, &other), SL_ERR_DEVICE);
+        CHECK(strstr(sl_error_text(), "UCX with CUDA support") != NULL);
+    }
+    node_leave(&node);
+}
+
+static void test_device_memory_without_cuda_support(void **state)
+{
+    (void)state;
+    run_processes(1, run_without_cuda, NULL, NULL);
+}
+
 static void test_refused_at_once(void **state)
 {
     (void)state;
@@ -727,6 +750,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_forged_messages_are_refused),
         cmocka_unit_test(test_commit_of_another_layout),
         cmocka_unit_test(test_grant_outside_of_the_pool),
+        cmocka_unit_test(test_device_memory_without_cuda_support),
         cmocka_unit_test(test_refused_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

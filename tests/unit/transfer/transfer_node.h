@@ -19,14 +19,16 @@
 #define NODE_WAIT_MS 20000
 #define NODE_UNTOUCHED 0xa5
 
-typedef struct {
+typedef struct node {
     process_t *process;
     sl_ucx_t *ucx;
     sl_transfer_t *transfer;
     uint8_t *pool;
     size_t page_bytes;
     bool always_put;
+    size_t peer_bytes_max;
     atomic_bool may_write;
+    void (*before_put)(struct node *node); /* on the transfer thread; may be NULL */
     sl_bytes_t addresses[PROCESSES_MAX];
 } node_t;
 
@@ -41,7 +43,11 @@ static inline sl_rank_id_t node_id(uint32_t rank)
 
 static inline bool node_may_write(void *arg)
 {
-    return atomic_load(&((node_t *)arg)->may_write);
+    node_t *node = arg;
+    if (node->before_put != NULL) {
+        node->before_put(node);
+    }
+    return atomic_load(&node->may_write);
 }
 
 static inline sl_transfer_params_t node_params(node_t *node)
@@ -58,6 +64,7 @@ static inline sl_transfer_params_t node_params(node_t *node)
         .may_write_arg = node,
         .lease_us = NODE_LEASE_US,
         .always_put = node->always_put,
+        .peer_bytes_max = node->peer_bytes_max,
     };
 }
 
@@ -70,9 +77,11 @@ static inline uint8_t node_byte(uint32_t page, size_t offset)
 static inline void node_start(process_t *process, node_t *node, size_t page_bytes,
                               size_t ring_items)
 {
+    const char *peer_bytes = getenv("NODE_PEER_BYTES");
     *node = (node_t){.process = process,
                      .page_bytes = page_bytes,
-                     .always_put = getenv("NODE_ALWAYS_PUT") != NULL};
+                     .always_put = getenv("NODE_ALWAYS_PUT") != NULL,
+                     .peer_bytes_max = peer_bytes == NULL ? 0 : strtoul(peer_bytes, NULL, 10)};
     atomic_store(&node->may_write, true);
     CHECK_OK(sl_ucx_create(&node->ucx));
     node->pool = malloc(NODE_PAGES * page_bytes);
