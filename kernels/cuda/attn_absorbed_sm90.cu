@@ -18,7 +18,6 @@ enum {
     COMBINE_THREADS = SL_TILE_LORA / 4, /* a float4 each */
     SHARED_ROWS_MIN = 1024,             /* from this many rows on, rows of a request share tiles */
     ITEM_ROWS_MAX = 16,
-    DEVICES_MAX = 64,
 };
 
 typedef struct {
@@ -55,30 +54,14 @@ static bool fits_tiles(const sl_attn_absorbed_t *p)
 
 /* ---- the plan of a step ---- */
 
-typedef struct {
-    bool valid;
-    cudaStream_t stream;
-    const int32_t *kv_len, *row_request;
-    uint32_t rows, heads;
-    const sl_plan_t *plan;
-} current_plan_t;
-
-static current_plan_t current_plans[DEVICES_MAX]; /* by device; its engine thread's */
-
-static current_plan_t *current_plan(const sl_device_t *device)
-{
-    SL_ASSERT(device->index >= 0 && device->index < DEVICES_MAX);
-    return &current_plans[device->index];
-}
-
 static sl_status_t make_plan(sl_device_t *device, sl_stream_t *stream, const sl_attn_absorbed_t *p,
                              const sl_plan_t **plan_p)
 {
     const shape_t shape = choose_shape(device, p);
     cudaStream_t on = sl_cuda_enter(device, stream);
     void *memory;
-    current_plan(device)->valid = false; /* its memory is overwritten */
-    SL_TRY(sl_cuda_scratch(device, stream, SL_SLOT_ATTN_ABSORBED_SCHEDULE, sl_plan_bytes(p->rows),
+    sl_cuda_plan_drop(device); /* its memory is overwritten */
+    SL_TRY(sl_cuda_scratch(device, stream, SL_SLOT_ATTN_ABSORBED_PLAN, sl_plan_bytes(p->rows),
                            &memory));
     sl_plan_kernel<<<1, SL_PLAN_THREADS, 0, on>>>((sl_plan_t *)memory, p->kv_len, p->row_request,
                                                   p->rows, shape.item_rows, shape.parts);
@@ -90,29 +73,26 @@ static sl_status_t make_plan(sl_device_t *device, sl_stream_t *stream, const sl_
 extern "C" sl_status_t sl_cuda_attn_absorbed_plan(sl_device_t *device, sl_stream_t *stream,
                                                   const sl_attn_absorbed_t *p)
 {
+    sl_cuda_plan_drop(device);
     if (p->rows == 0 || p->heads == 0 || p->kv_lora != SL_TILE_LORA ||
         p->cache.width != SL_TILE_WIDTH || p->cache.page_tokens != SL_TILE_TOKENS) {
         return SL_OK; /* without a schedule */
     }
     const sl_plan_t *plan;
     SL_TRY(make_plan(device, stream, p, &plan));
-    *current_plan(device) = current_plan_t{
-        true, sl_cuda_enter(device, stream), p->kv_len, p->row_request, p->rows, p->heads, plan};
+    device->plan = sl_cuda_plan_t{
+        plan, sl_cuda_enter(device, stream), p->kv_len, p->row_request, p->rows, p->heads};
     return SL_OK;
-}
-
-extern "C" void sl_cuda_attn_absorbed_plan_end(sl_device_t *device)
-{
-    current_plan(device)->valid = false;
 }
 
 static sl_status_t find_plan(sl_device_t *device, sl_stream_t *stream, const sl_attn_absorbed_t *p,
                              const sl_plan_t **plan_p)
 {
-    const current_plan_t *now = current_plan(device);
-    if (now->valid && now->stream == sl_cuda_enter(device, stream) && now->kv_len == p->kv_len &&
-        now->row_request == p->row_request && now->rows == p->rows && now->heads == p->heads) {
-        *plan_p = now->plan;
+    const sl_cuda_plan_t *now = &device->plan;
+    if (now->schedule != NULL && now->stream == sl_cuda_enter(device, stream) &&
+        now->kv_len == p->kv_len && now->row_request == p->row_request && now->rows == p->rows &&
+        now->heads == p->heads) {
+        *plan_p = (const sl_plan_t *)now->schedule;
         return SL_OK;
     }
     return make_plan(device, stream, p, plan_p);

@@ -1,10 +1,9 @@
 /*
- * The device: opening, memory, copies, streams with their private contexts, and errors.
+ * The device: opening, memory, copies, the streams' private contexts, and errors.
  *
  * The device's own stream is a non-blocking one: the legacy default stream cannot be captured, and
  * would wait for (and hold up) whatever libraries put on it.
  */
-#include <inttypes.h>
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
@@ -301,31 +300,6 @@ sl_status_t sl_cuda_scratch(sl_device_t *device, sl_stream_t *stream, sl_cuda_sl
     return SL_OK;
 }
 
-sl_status_t sl_cuda_stream_create(sl_device_t *device, sl_stream_t **stream_p)
-{
-    cudaStream_t stream = NULL;
-    (void)sl_cuda_enter(device, NULL);
-    SL_CUDA_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-    *stream_p = (sl_stream_t *)stream;
-    return SL_OK;
-}
-
-void sl_cuda_stream_destroy(sl_device_t *device, sl_stream_t *stream)
-{
-    if (stream == NULL) {
-        return;
-    }
-    cudaStream_t gone = sl_cuda_enter(device, stream);
-    for (int i = 0; i < device->context_count; i++) {
-        if (device->contexts[i].stream == gone) {
-            free_context(&device->contexts[i]);
-            device->contexts[i] = device->contexts[--device->context_count];
-            break;
-        }
-    }
-    (void)sl_cuda_check(cudaStreamDestroy(gone), "stream");
-}
-
 /* Pageable host memory is free for reuse when this returns; pinned memory once the stream has come
  * that far. */
 sl_status_t sl_cuda_upload(sl_device_t *device, sl_stream_t *stream, void *to, const void *host,
@@ -335,6 +309,7 @@ sl_status_t sl_cuda_upload(sl_device_t *device, sl_stream_t *stream, void *to, c
         return SL_OK;
     }
     cudaStream_t on = sl_cuda_enter(device, stream);
+    sl_cuda_plan_drop(device);
     return sl_cuda_check(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, on), "upload");
 }
 

@@ -26,15 +26,9 @@ extern "C" {
 
 /* Scratch memory by purpose; an operation uses only its own slots. */
 typedef enum {
-    SL_SLOT_LINEAR,
-    SL_SLOT_GROUPED,
-    SL_SLOT_ATTN_PREFILL,
-    SL_SLOT_ATTN_ABSORBED,          /* split partial results */
-    SL_SLOT_ATTN_ABSORBED_SCHEDULE, /* its split metadata */
+    SL_SLOT_ATTN_ABSORBED,      /* split partial results */
+    SL_SLOT_ATTN_ABSORBED_PLAN, /* their schedule, see attn.h */
     SL_SLOT_MOE_PERMUTE,
-    SL_SLOT_SAMPLE,
-    SL_SLOT_EXTRA_0,
-    SL_SLOT_EXTRA_1,
     SL_SLOT_COUNT
 } sl_cuda_slot_t;
 
@@ -50,6 +44,14 @@ typedef struct {
     sl_cuda_scratch_t scratch[SL_SLOT_COUNT];
 } sl_cuda_context_t;
 
+/* The plan in effect, and what it was made of (attn.h). */
+typedef struct {
+    const void *schedule; /* NULL: none */
+    cudaStream_t stream;
+    const int32_t *kv_len, *row_request;
+    uint32_t rows, heads;
+} sl_cuda_plan_t;
+
 typedef struct sl_cuda_retired sl_cuda_retired_t;
 typedef struct sl_cuda_loader sl_cuda_loader_t; /* load.cu's own */
 
@@ -63,6 +65,7 @@ struct sl_device {
     int context_count;
     sl_cuda_retired_t *retired; /* scratch that was outgrown: graphs may still point there */
     sl_cuda_loader_t *loader;
+    sl_cuda_plan_t plan;
     cudaEvent_t marks[SL_MARKS_MAX]; /* made on first use */
     bool (*give_up)(void *arg);      /* of sl_device_params_t */
     void *give_up_arg;
@@ -108,10 +111,11 @@ sl_status_t sl_cuda_cublas(sl_device_t *device, sl_stream_t *stream, cublasHandl
 sl_status_t sl_cuda_scratch(sl_device_t *device, sl_stream_t *stream, sl_cuda_slot_t slot,
                             size_t bytes, void **memory_p);
 
-/* A further stream of the device, that does not wait for the legacy default stream. Contexts of
- * destroyed streams are freed. Destroy with nothing pending and no graph of it in use. */
-sl_status_t sl_cuda_stream_create(sl_device_t *device, sl_stream_t **stream_p);
-void sl_cuda_stream_destroy(sl_device_t *device, sl_stream_t *stream);
+/* The plan of the absorbed attention, if there is one, does not hold any more (attn.h). */
+static inline void sl_cuda_plan_drop(sl_device_t *device)
+{
+    device->plan.schedule = NULL;
+}
 
 /* load.cu's part of opening and closing: takes no device memory before the first weight. */
 sl_status_t sl_cuda_loader_create(sl_cuda_loader_t **loader_p);

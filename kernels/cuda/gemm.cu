@@ -23,7 +23,6 @@
 #include <cublasLt.h>
 
 #include "kernels/cuda/plain.h"
-#include "kernels/cuda/vec.cuh"
 
 #define CACHE_SLOTS 512u /* a power of two */
 #define ALIGNMENT_MAX 256u

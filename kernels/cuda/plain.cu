@@ -29,7 +29,7 @@ __device__ static void load_tile(float (&tile)[TILE][TILE + 1], const sl_bf16_t 
     }
 }
 
-__global__ void __launch_bounds__(WARPS *SL_WARP) plain_product(const sl_plain_product_t p)
+static __global__ void __launch_bounds__(WARPS *SL_WARP) plain_product(const sl_plain_product_t p)
 {
     __shared__ float x_tile[TILE][TILE + 1], w_tile[TILE][TILE + 1];
     const uint32_t matrix = blockIdx.z, n0 = blockIdx.y * TILE;

@@ -78,6 +78,7 @@ sl_status_t sl_cuda_wait_mark(sl_device_t *device, uint32_t mark)
 sl_status_t sl_cuda_graph_begin(sl_device_t *device, sl_stream_t *stream)
 {
     cudaStream_t on = sl_cuda_enter(device, stream);
+    sl_cuda_plan_drop(device);
     return sl_cuda_check(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal),
                          "graph capture");
 }
@@ -85,6 +86,7 @@ sl_status_t sl_cuda_graph_begin(sl_device_t *device, sl_stream_t *stream)
 sl_status_t sl_cuda_graph_end(sl_device_t *device, sl_stream_t *stream, sl_graph_t **graph_p)
 {
     cudaStream_t on = sl_cuda_enter(device, stream);
+    sl_cuda_plan_drop(device);
     cudaGraph_t captured = NULL;
     SL_CUDA_TRY(cudaStreamEndCapture(on, &captured), "graph capture");
     sl_graph_t *graph = calloc(1, sizeof(*graph));
@@ -106,6 +108,7 @@ sl_status_t sl_cuda_graph_end(sl_device_t *device, sl_stream_t *stream, sl_graph
 sl_status_t sl_cuda_graph_launch(sl_device_t *device, sl_stream_t *stream, sl_graph_t *graph)
 {
     cudaStream_t on = sl_cuda_enter(device, stream);
+    sl_cuda_plan_drop(device);
     return sl_cuda_check(cudaGraphLaunch(graph->executable, on), "graph launch");
 }
 
