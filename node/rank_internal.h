@@ -18,14 +18,13 @@ struct sl_rank {
     sl_node_t *node;
     sl_peers_t *peers;
     sl_step_t *step;
-    void *plan; /* receives rank 0's plan, TP attention */
-    char layout[SL_TEXT_BYTES];
+    void *plan;                           /* receives rank 0's plan, TP attention */
     _Atomic(sl_node_t *) lease_node;      /* for the transfer thread; NULL until registered */
     bool joined;                          /* the group is connected */
     uint64_t members[SL_GROUP_RANKS_MAX]; /* incarnations of the group's ranks, once joined */
     uint64_t group_pages;                 /* the group's `pages`, once joined */
     char fault[SL_TEXT_BYTES]; /* why the rank cannot go on; "" when it leaves on purpose */
-    uint32_t unfinished; /* steps with own rows, issued but not finished */
+    uint32_t unfinished;       /* steps with own rows, issued but not finished */
     uint64_t steps, progress;
     uint64_t forward_us, step_us; /* issuing forward passes; in whole steps with rows */
 };
