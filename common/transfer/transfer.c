@@ -32,8 +32,8 @@ static sl_status_t check_params(const sl_transfer_params_t *params)
     "GPU memory needs a UCX with CUDA support whose CUDA modules (libuct_cuda.so) it can load, "   \
     "such as the bundle's"
 
-/* Asked first, because registering does not always tell: without its CUDA modules, UCX 1.13 takes the
- * memory for what it is told, and crashes at the first put; 1.22 says "Invalid parameter". */
+/* Asked first, because registering does not always tell: without its CUDA modules, UCX 1.13 takes
+ * the memory for what it is told, and crashes at the first put; 1.22 says "Invalid parameter". */
 static sl_status_t check_device_support(const sl_transfer_t *transfer, ucp_context_h context)
 {
     if (!transfer->params.device_memory) {
