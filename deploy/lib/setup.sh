@@ -72,8 +72,8 @@ make_venv() {
     printf '%s' "$wanted" >"$stamp"
 }
 
-# build FOLDER [CMAKE ARGUMENT...]: configures and builds $build_targets, or all; a failed build shows
-# its end.
+# build FOLDER [CMAKE ARGUMENT...]: configures and builds $build_targets, or all; a failed build
+# shows its end.
 build() {
     local folder=$1
     shift
