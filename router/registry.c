@@ -599,6 +599,34 @@ static void forgive(sl_registry_t *registry, uint64_t pause_us, uint64_t now_us)
     }
 }
 
+void sl_registry_probe(sl_registry_t *registry, sl_rank_t *rank)
+{
+    sl_message_t probe = {.type = SL_MSG_HEARTBEAT_ACK,
+                          .heartbeat_ack = {.sequence = rank->figures.sequence}};
+    sl_registry_send(registry, rank, &probe);
+}
+
+/* A rank whose heartbeat is overdue may have died: its connection tells at once, where waiting for
+ * `dead_ms` would keep its group in a collective that never ends. */
+static void probe_overdue(sl_registry_t *registry, uint64_t now_us)
+{
+    uint64_t heartbeat_us = registry->params.heartbeat_ms * 1000;
+    for (int pool = 0; pool < SL_POOL_COUNT; pool++) {
+        sl_rank_group_t *group;
+        TAILQ_FOREACH(group, &registry->groups[pool], link)
+        {
+            for (uint32_t i = 0; i < group->tp; i++) {
+                sl_rank_t *rank = group->ranks[i];
+                if (rank != NULL && rank->heard && now_us - rank->seen_us > 2 * heartbeat_us &&
+                    now_us - rank->probed_us >= heartbeat_us) {
+                    rank->probed_us = now_us;
+                    sl_registry_probe(registry, rank);
+                }
+            }
+        }
+    }
+}
+
 static void prune_failed(sl_registry_t *registry, uint64_t now_us)
 {
     for (int pool = 0; pool < SL_POOL_COUNT; pool++) {
@@ -623,6 +651,7 @@ void sl_registry_tick(sl_registry_t *registry, uint64_t now_us)
     registry->tick_us = now_us;
     while (fail_one(registry, now_us, is_silent_or_stuck)) {
     }
+    probe_overdue(registry, now_us);
     prune_failed(registry, now_us);
 }
 

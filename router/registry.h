@@ -51,6 +51,7 @@ struct sl_rank {
     bool doomed;                /* a send has failed: lost at the next settle */
     char doom[96];              /* why */
     uint64_t seen_us;           /* last sign of life */
+    uint64_t probed_us;         /* last time it was asked for one */
     uint64_t progress_us;       /* last time it was idle or had moved on */
     sl_load_t load;             /* the router's account; kept by the request table */
     LIST_HEAD(, sl_side) sides; /* attempts it has a part in; kept by the request table */

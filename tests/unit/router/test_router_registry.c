@@ -277,6 +277,24 @@ static void silent_rank_takes_its_group_down(void **state)
     assert_non_null(rank_of(fixture, "d2"));
 }
 
+/* An overdue rank gets its last acknowledgement again, once a heartbeat, until it is heard. */
+static void overdue_rank_is_probed(void **state)
+{
+    fixture_t *fixture = *state;
+    join(fixture, "d", SL_POOL_DECODE, 0);
+    heartbeat(fixture, "d", 0, false);
+    forget_sent(fixture);
+    pass_ms(fixture, 2000);
+    assert_int_equal(sent_count(fixture, "d", SL_MSG_HEARTBEAT_ACK), 0);
+    pass_ms(fixture, 2000);
+    assert_int_equal(sent_count(fixture, "d", SL_MSG_HEARTBEAT_ACK), 2);
+    assert_int_equal(sent_to(fixture, "d", SL_MSG_HEARTBEAT_ACK, 1)->heartbeat_ack.sequence, 5);
+    heartbeat(fixture, "d", 0, false);
+    forget_sent(fixture);
+    pass_ms(fixture, 1500);
+    assert_int_equal(sent_count(fixture, "d", SL_MSG_HEARTBEAT_ACK), 0);
+}
+
 static void busy_rank_without_progress_is_lost(void **state)
 {
     fixture_t *fixture = *state;
@@ -397,6 +415,7 @@ int main(void)
         TEST(repeated_hello_is_welcomed_again),
         TEST(new_connection_of_the_same_process_keeps_the_place),
         TEST(silent_rank_takes_its_group_down),
+        TEST(overdue_rank_is_probed),
         TEST(busy_rank_without_progress_is_lost),
         TEST(a_goodbye_says_whether_it_is_a_fault),
         TEST(pause_of_the_router_itself_is_forgiven),
