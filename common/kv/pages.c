@@ -1,17 +1,16 @@
-/*
- * One array of states, one of owners, and a stack of free ids. The stack gives the page freed last
- * first, whose memory is the likeliest to be warm, and the lowest ids on a fresh rank.
- */
+/* One array of states, one of owners, and the free ones by runs. */
 #include "common/kv/pages.h"
 
 #include <stdlib.h>
+
+#include "common/kv/runs.h"
 
 struct sl_pages {
     uint32_t total;
     uint32_t counts[SL_PAGE_STATE_COUNT];
     uint8_t *states;
-    uint64_t *owners;   /* 0 for a free page */
-    uint32_t *free_ids; /* counts[SL_PAGE_FREE] of them, the next to take last */
+    uint64_t *owners; /* 0 for a free page */
+    sl_runs_t *free;
 };
 
 /* moves[from] has bit `to` set where the diagram of the header has an arrow. */
@@ -34,13 +33,16 @@ sl_status_t sl_pages_create(uint32_t count, sl_pages_t **pages_p)
     pages->total = count;
     pages->states = calloc((size_t)count + 1, sizeof(pages->states[0]));
     pages->owners = calloc((size_t)count + 1, sizeof(pages->owners[0]));
-    pages->free_ids = calloc((size_t)count + 1, sizeof(pages->free_ids[0]));
-    if (pages->states == NULL || pages->owners == NULL || pages->free_ids == NULL) {
-        sl_pages_destroy(pages);
-        return sl_error(SL_ERR_NO_MEMORY, "no memory for the states of %u pages", count);
+    sl_status_t status = SL_OK;
+    if (pages->states == NULL || pages->owners == NULL) {
+        status = sl_error(SL_ERR_NO_MEMORY, "no memory for the states of %u pages", count);
     }
-    for (uint32_t i = 0; i < count; i++) {
-        pages->free_ids[i] = count - 1 - i;
+    if (status == SL_OK) {
+        status = sl_runs_create(count, &pages->free);
+    }
+    if (status != SL_OK) {
+        sl_pages_destroy(pages);
+        return status;
     }
     pages->counts[SL_PAGE_FREE] = count;
     *pages_p = pages;
@@ -54,7 +56,7 @@ void sl_pages_destroy(sl_pages_t *pages)
     }
     free(pages->states);
     free(pages->owners);
-    free(pages->free_ids);
+    sl_runs_destroy(pages->free);
     free(pages);
 }
 
@@ -64,13 +66,16 @@ sl_status_t sl_pages_take(sl_pages_t *pages, uint64_t owner, uint32_t count, uin
     if (count > pages->counts[SL_PAGE_FREE]) {
         return SL_ERR_NO_PAGES;
     }
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t id = pages->free_ids[--pages->counts[SL_PAGE_FREE]];
-        SL_ASSERT(pages->states[id] == SL_PAGE_FREE && pages->owners[id] == 0);
-        pages->states[id] = SL_PAGE_RESERVED;
-        pages->owners[id] = owner;
-        ids[i] = id;
+    for (uint32_t done = 0; done < count;) {
+        uint32_t first, taken = sl_runs_take(pages->free, count - done, &first);
+        for (uint32_t id = first; id < first + taken; id++) {
+            SL_ASSERT(pages->states[id] == SL_PAGE_FREE && pages->owners[id] == 0);
+            pages->states[id] = SL_PAGE_RESERVED;
+            pages->owners[id] = owner;
+            ids[done++] = id;
+        }
     }
+    pages->counts[SL_PAGE_FREE] -= count;
     pages->counts[SL_PAGE_RESERVED] += count;
     return SL_OK;
 }
@@ -89,7 +94,7 @@ void sl_pages_move(sl_pages_t *pages, uint64_t owner, const uint32_t *ids, uint3
         pages->counts[from]--;
         if (to == SL_PAGE_FREE) {
             pages->owners[id] = 0;
-            pages->free_ids[pages->counts[SL_PAGE_FREE]] = id;
+            sl_runs_give(pages->free, id);
         }
         pages->counts[to]++;
     }

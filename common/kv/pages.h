@@ -37,8 +37,9 @@ typedef struct sl_pages sl_pages_t;
 SL_MUST_USE sl_status_t sl_pages_create(uint32_t count, sl_pages_t **pages_p);
 void sl_pages_destroy(sl_pages_t *pages);
 
-/* FREE -> RESERVED for `count` pages owned by `owner` (an attempt id, not 0). All or nothing:
- * SL_ERR_NO_PAGES takes none (not logged: waiting is normal). */
+/* FREE -> RESERVED for `count` pages owned by `owner` (an attempt id, not 0), side by side if there
+ * is room, else in few pieces. All or nothing: SL_ERR_NO_PAGES takes none (not logged: waiting is
+ * normal). */
 SL_MUST_USE sl_status_t sl_pages_take(sl_pages_t *pages, uint64_t owner, uint32_t count,
                                       uint32_t *ids);
 
