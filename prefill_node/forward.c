@@ -1,5 +1,14 @@
 #include "prefill_node/forward.h"
 
+#define RUN_BYTES ((size_t)2 << 20) /* of a page, at least */
+
+uint32_t sl_prefill_push_layers(uint32_t layers, size_t page_bytes)
+{
+    size_t runs = page_bytes / RUN_BYTES;
+    runs = runs < 1 ? 1 : runs > layers ? layers : runs;
+    return (layers + (uint32_t)runs - 1) / (uint32_t)runs;
+}
+
 sl_status_t sl_prefill_forward(const sl_prefill_forward_t *forward, sl_model_t *model,
                                const sl_batch_t *batch)
 {
@@ -18,8 +27,7 @@ sl_status_t sl_prefill_forward(const sl_prefill_forward_t *forward, sl_model_t *
         forward->layer_done(forward->arg);
         bool last = layer + 1 == forward->layers;
         uint32_t since = layer + 1 - (runs > 0 ? run_end[runs - 1] : 0);
-        if (last || (forward->push_layers > 0 && since >= forward->push_layers &&
-                     runs + 1 < SL_MODEL_MARKS_MAX)) {
+        if (last || (since >= forward->push_layers && runs + 1 < SL_MODEL_MARKS_MAX)) {
             SL_TRY(sl_model_mark(model, runs));
             run_end[runs++] = layer + 1;
         }

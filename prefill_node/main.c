@@ -13,8 +13,9 @@ static const sl_option_t table[] = {
      "1048576", "Prompt tokens the router may queue on this rank.", 1, 0x1p40, NULL},
     {"mla-prefill", SL_OPTION_CHOICE, offsetof(sl_prefill_options_t, mla), "unabsorbed",
      "Form of the attention; absorbed is the slower baseline.", 0, 0, "unabsorbed|absorbed"},
-    {"push-layers", SL_OPTION_U64, offsetof(sl_prefill_options_t, push_layers), "16",
-     "Send latents after every so many layers; 0: after the last.", 0, 1024, NULL},
+    {"push-layers", SL_OPTION_U64, offsetof(sl_prefill_options_t, push_layers), "0",
+     "Send finished latents after every so many layers; 0: after so many as make 2 MiB of a page.",
+     0, 1024, NULL},
     {"starve-ms", SL_OPTION_U64, offsetof(sl_prefill_options_t, starve_ms), "2000",
      "A prompt waiting longer for pages keeps younger ones from taking them.", 0, 86400000, NULL},
 };

@@ -19,6 +19,7 @@ struct sl_prefill {
     sl_prefill_options_t options;
     sl_rank_t *rank;
     sl_prefill_requests_t *requests;
+    uint32_t push_layers;
     uint64_t tokens_out;
     /* Results of a step, sized for SL_PREFILL_LOGIT_ROWS. */
     int32_t *rows, *targets, *tokens;
@@ -73,7 +74,15 @@ sl_status_t sl_prefill_attach(void *self, sl_rank_t *rank)
         .token_budget = (uint32_t)prefill->options.token_budget,
         .starve_us = prefill->options.starve_ms * 1000,
     };
+    void *base;
+    size_t page_bytes;
     prefill->rank = rank;
+    prefill->push_layers = (uint32_t)prefill->options.push_layers;
+    if (prefill->push_layers == 0) {
+        sl_model_pages(sl_rank_model(rank), &base, &page_bytes);
+        prefill->push_layers =
+            sl_prefill_push_layers(sl_rank_config(rank)->num_hidden_layers, page_bytes);
+    }
     return sl_prefill_requests_create(&params, &prefill->requests);
 }
 
@@ -232,7 +241,7 @@ static sl_status_t prefill_forward(void *self, sl_model_t *model, const sl_batch
     sl_prefill_forward_t forward = {
         .mla = (sl_mla_prefill_t)prefill->options.mla,
         .layers = sl_rank_config(prefill->rank)->num_hidden_layers,
-        .push_layers = (uint32_t)prefill->options.push_layers,
+        .push_layers = prefill->push_layers,
         .layer_done = layer_done,
         .layers_done = push_layers,
         .arg = prefill,

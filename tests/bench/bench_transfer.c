@@ -66,8 +66,8 @@ static const sl_option_t table[] = {
      1, 1048576, NULL},
     {"batch-size", SL_OPTION_U64, offsetof(bench_options_t, batch_size), "1",
      "Prompts of one forward pass.", 1, LOGIT_ROWS, NULL},
-    {"push-layers", SL_OPTION_U64, offsetof(bench_options_t, push_layers), "16",
-     "Send latents after every so many layers; 0: after the last.", 0, 1024, NULL},
+    {"push-layers", SL_OPTION_U64, offsetof(bench_options_t, push_layers), "0",
+     "Send latents after every so many layers; 0: as sluice-prefill does.", 0, 1024, NULL},
     {"threads", SL_OPTION_U64, offsetof(bench_options_t, threads), "1",
      "CPU threads of the prefill.", 1, 1024, NULL},
     {"result-filename", SL_OPTION_STRING, offsetof(bench_options_t, result_filename), "",
@@ -88,6 +88,7 @@ typedef struct {
     sl_step_t *step;
     int32_t *tokens, *chosen;
     sl_sample_row_t *rules;
+    uint32_t push_layers;
     bool pushing;         /* the pass under way sends its latents */
     uint64_t computed_us; /* when the last pass ended */
 } bench_t;
@@ -147,6 +148,9 @@ static void open_model(bench_t *bench)
     sl_model_pages(bench->model, &pool, &page_bytes);
     bench->pair.pool = pool;
     bench->pair.shape.page_bytes = page_bytes;
+    bench->push_layers = options->push_layers > 0
+                             ? (uint32_t)options->push_layers
+                             : sl_prefill_push_layers(config->num_hidden_layers, page_bytes);
     sl_pair_require_ok(sl_step_create(params.max_rows, batch, params.sequence_pages, 1,
                                       params.page_count, &bench->step),
                        "step");
@@ -202,7 +206,7 @@ static void prefill(bench_t *bench, bool pushing)
     sl_prefill_forward_t forward = {
         .mla = SL_MLA_UNABSORBED,
         .layers = bench->pair.shape.layers,
-        .push_layers = (uint32_t)bench->options->push_layers,
+        .push_layers = bench->push_layers,
         .layer_done = layer_done,
         .layers_done = layers_done,
         .arg = bench,
@@ -545,9 +549,9 @@ static void print_result(const bench_t *bench, const result_t *result)
     if (bench->model == NULL) {
         return;
     }
-    printf("== %s, %u layers, %llu prompt(s) of %llu tokens, sent after every %llu layers\n",
+    printf("== %s, %u layers, %llu prompt(s) of %llu tokens, sent after every %u layers\n",
            options->model, bench->pair.shape.layers, (unsigned long long)options->batch_size,
-           (unsigned long long)options->prompt_len, (unsigned long long)options->push_layers);
+           (unsigned long long)options->prompt_len, bench->push_layers);
     printf("prefill alone  %10.3f ms\n", result->compute_us / 1e3);
     printf("transfer alone %10.3f ms\n", result->transfer_us / 1e3);
     printf("both           %10.3f ms\n", result->both_us / 1e3);
@@ -579,13 +583,13 @@ static void save_result(const bench_t *bench, const result_t *result)
         const char *slash = strrchr(options->model, '/');
         fprintf(file,
                 ", \"model\": \"%s\", \"layers\": %u, \"batch_size\": %llu, \"prompt_len\": %llu, "
-                "\"push_layers\": %llu, \"prefill_us\": %.1f, \"transfer_us\": %.1f, "
+                "\"push_layers\": %u, \"prefill_us\": %.1f, \"transfer_us\": %.1f, "
                 "\"both_us\": %.1f, \"longer_us\": %.1f, \"exposed_us\": %.1f, "
                 "\"hidden_share\": %.4f",
                 slash == NULL ? options->model : slash + 1, bench->pair.shape.layers,
                 (unsigned long long)options->batch_size, (unsigned long long)options->prompt_len,
-                (unsigned long long)options->push_layers, result->compute_us, result->transfer_us,
-                result->both_us, result->longer_us, result->exposed_us, hidden_share(result));
+                bench->push_layers, result->compute_us, result->transfer_us, result->both_us,
+                result->longer_us, result->exposed_us, hidden_share(result));
     }
     fprintf(file, "}\n");
     sl_pair_require(fclose(file) == 0, options->result_filename);

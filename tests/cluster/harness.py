@@ -26,12 +26,13 @@ Place = collections.namedtuple("Place", "pool group rank")
 
 class Cluster:
     """Flags of the nodes are keywords with underscores; `router_flags`, `prefill_flags` and
-    `decode_flags` are for one kind of program. Decode schedules asynchronously, as it does on GPUs,
-    unless told otherwise."""
+    `decode_flags` are for one kind of program. Unless told otherwise, decode schedules
+    asynchronously, as it does on GPUs, and prefill sends latents in several runs of layers, as of
+    large models."""
 
     def __init__(self, model, prefill=(1,), decode=(1,), *, attention="dp", mla_prefill=None,
-                 async_scheduling="on", token_budget=None, prefill_pages=256, decode_pages=256,
-                 heartbeat_ms=100, router_flags=None, prefill_flags=None, decode_flags=None,
+                 async_scheduling="on", push_layers=2, token_budget=None, prefill_pages=256,
+                 decode_pages=256, heartbeat_ms=100, router_flags=None, prefill_flags=None, decode_flags=None,
                  models=None):
         self.model = Path(model)
         self.models = models or {}  # pool -> another checkpoint
@@ -40,7 +41,8 @@ class Cluster:
         self.flags = {
             "router": {"heartbeat_ms": heartbeat_ms} | (router_flags or {}),
             "prefill": common | {"pages": prefill_pages, "mla_prefill": mla_prefill,
-                                 "token_budget": token_budget or 2048} | (prefill_flags or {}),
+                                 "token_budget": token_budget or 2048,
+                                 "push_layers": push_layers} | (prefill_flags or {}),
             "decode": common | {"pages": decode_pages, "max_batch": 64,
                                 "async_scheduling": async_scheduling} | (decode_flags or {}),
         }
