@@ -32,8 +32,8 @@ class Cluster:
 
     def __init__(self, model, prefill=(1,), decode=(1,), *, attention="dp", mla_prefill=None,
                  async_scheduling="on", push_layers=2, token_budget=None, prefill_pages=256,
-                 decode_pages=256, heartbeat_ms=100, router_flags=None, prefill_flags=None, decode_flags=None,
-                 models=None):
+                 decode_pages=256, heartbeat_ms=100, router_flags=None, prefill_flags=None,
+                 decode_flags=None, models=None):
         self.model = Path(model)
         self.models = models or {}  # pool -> another checkpoint
         self.sizes = {"prefill": tuple(prefill), "decode": tuple(decode)}
