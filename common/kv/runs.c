@@ -9,6 +9,7 @@
 
 #define NONE UINT32_MAX
 #define LISTS 32
+#define LOOKED_AT 64u /* runs of about the length asked for, while longer ones are there */
 
 struct sl_runs {
     uint32_t total;
@@ -96,12 +97,12 @@ void sl_runs_destroy(sl_runs_t *runs)
     free(runs);
 }
 
-/* The shortest run of the list that has `wanted` pages, or NONE. */
-static uint32_t best_of_list(const sl_runs_t *runs, uint32_t list, uint32_t wanted)
+/* The shortest run that has `wanted` pages among the first `most` of the list, or NONE. */
+static uint32_t best_of_list(const sl_runs_t *runs, uint32_t list, uint32_t wanted, uint32_t most)
 {
-    uint32_t best = NONE, best_length = NONE;
-    for (uint32_t run = runs->lists[list]; run != NONE && best_length > wanted;
-         run = runs->next[run]) {
+    uint32_t best = NONE, best_length = NONE, run = runs->lists[list];
+    for (uint32_t i = 0; i < most && run != NONE && best_length > wanted;
+         i++, run = runs->next[run]) {
         uint32_t length = length_of(runs, run);
         if (length >= wanted && length < best_length) {
             best = run;
@@ -113,9 +114,12 @@ static uint32_t best_of_list(const sl_runs_t *runs, uint32_t list, uint32_t want
 
 static uint32_t find(const sl_runs_t *runs, uint32_t wanted)
 {
-    uint32_t list = list_of(wanted), run = best_of_list(runs, list, wanted);
+    uint32_t list = list_of(wanted), run = best_of_list(runs, list, wanted, LOOKED_AT);
     for (uint32_t i = list + 1; run == NONE && i < LISTS; i++) {
         run = runs->lists[i];
+    }
+    if (run == NONE) {
+        run = best_of_list(runs, list, wanted, NONE); /* the last that might have so many */
     }
     for (uint32_t i = LISTS; run == NONE && i-- > 0;) {
         run = runs->lists[i]; /* none is long enough */

@@ -3,8 +3,8 @@
  * to the other pool in a few large writes instead of one a page, so what is given out is kept
  * together and what comes back is joined with its neighbours.
  *
- * Pure; one owning thread; memory is taken at creation. All calls take constant time, but for a
- * walk over runs of about the length asked for.
+ * Pure; one owning thread; memory is taken at creation. All calls take constant time; only where no
+ * run is longer than about what is asked for are all of that length looked at.
  */
 #ifndef SL_KV_RUNS_H
 #define SL_KV_RUNS_H
