@@ -13,13 +13,19 @@ static double gib(uint64_t bytes)
     return (double)bytes / 0x1p30;
 }
 
+static uint64_t usable(const sl_model_t *model)
+{
+    double share = model->ops->host_memory ? 1 : SL_FREE_SHARE;
+    return (uint64_t)(share * (double)model->free_at_start);
+}
+
 static sl_status_t refuse(const sl_model_t *model)
 {
     void *base;
     size_t page_bytes;
     char remedy[160];
     sl_model_pages(model, &base, &page_bytes);
-    uint64_t free_bytes = model->free_at_start, weights = model->weights->bytes;
+    uint64_t free_bytes = usable(model), weights = model->weights->bytes;
     uint64_t pages = (uint64_t)model->cache.page_count * page_bytes;
     uint64_t workspace = model->work_bytes - pages;
     if (weights + workspace + page_bytes <= free_bytes) {
@@ -32,9 +38,10 @@ static sl_status_t refuse(const sl_model_t *model)
     }
     return sl_error(SL_ERR_NO_MEMORY,
                     "memory: weights %.2f GiB, workspace %.2f and %u latent pages %.2f make %.2f, "
-                    "but %.2f are free: %s",
+                    "but of %.2f free %.2f can be used: %s",
                     gib(weights), gib(workspace), model->cache.page_count, gib(pages),
-                    gib(weights + model->work_bytes), gib(free_bytes), remedy);
+                    gib(weights + model->work_bytes), gib(model->free_at_start), gib(free_bytes),
+                    remedy);
 }
 
 sl_status_t sl_model_check_memory(sl_model_t *model, const sl_weights_params_t *weights)
@@ -44,7 +51,7 @@ sl_status_t sl_model_check_memory(sl_model_t *model, const sl_weights_params_t *
     SL_TRY(sl_weights_load(&counted, &model->weights));
     model->counting = true;
     sl_status_t status = sl_model_take_workspace(model);
-    if (status == SL_OK && model->weights->bytes + model->work_bytes > model->free_at_start) {
+    if (status == SL_OK && model->weights->bytes + model->work_bytes > usable(model)) {
         status = refuse(model);
     }
     model->counting = false;

@@ -71,6 +71,10 @@ typedef struct {
 
 #define SL_WORKSPACE_ITEMS_MAX 64
 
+/* Of a device's free memory, what weights, workspace and pages may take at most: operations and
+ * libraries will want some. */
+#define SL_FREE_SHARE 0.95
+
 #define SL_RECORDINGS_MAX 128
 
 /* The operations of a step with so many rows. */

@@ -144,10 +144,6 @@ done:
     return status;
 }
 
-/* Of the memory that is free when the pages are taken, at most: operations and libraries will want
- * some. */
-#define FREE_SHARE 0.95
-
 /* What weights and workspace have left of the share that may be used, in pages. */
 static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uint32_t *count_p)
 {
@@ -157,7 +153,7 @@ static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uin
     /* By our own account: others may have taken memory, or given it back, since the start. */
     double own = (double)(model->weights->bytes + model->work_bytes);
     double left = fraction * (double)model->free_at_start - own;
-    double there = FREE_SHARE * (double)free_now;
+    double there = SL_FREE_SHARE * (double)free_now;
     double pages = (left < there ? left : there) / (double)page_bytes;
     if (pages < 1) {
         return sl_error(SL_ERR_NO_MEMORY,
@@ -187,8 +183,6 @@ static sl_status_t take_pages(sl_model_t *model)
     cache->width = model->config->latent_width;
     if (cache->page_count == 0 && model->ops->host_memory) {
         cache->page_count = SL_HOST_PAGES;
-    } else if (cache->page_count == 0 && model->counting) {
-        cache->page_count = 1; /* at least */
     } else if (cache->page_count == 0) {
         SL_TRY(fitting_pages(model, page_bytes(model), &cache->page_count));
     }
