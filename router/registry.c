@@ -615,7 +615,7 @@ static void probe_overdue(sl_registry_t *registry, uint64_t now_us)
         sl_rank_group_t *group;
         TAILQ_FOREACH(group, &registry->groups[pool], link)
         {
-            for (uint32_t i = 0; i < group->tp; i++) {
+            for (uint32_t i = 0; group->state != SL_GROUP_FAILED && i < group->tp; i++) {
                 sl_rank_t *rank = group->ranks[i];
                 if (rank != NULL && rank->heard && now_us - rank->seen_us > 2 * heartbeat_us &&
                     now_us - rank->probed_us >= heartbeat_us) {

@@ -293,6 +293,12 @@ static void overdue_rank_is_probed(void **state)
     forget_sent(fixture);
     pass_ms(fixture, 1500);
     assert_int_equal(sent_count(fixture, "d", SL_MSG_HEARTBEAT_ACK), 0);
+    /* Given up, it is never acknowledged again. */
+    pass_ms(fixture, 4000);
+    assert_null(rank_of(fixture, "d"));
+    forget_sent(fixture);
+    pass_ms(fixture, 10000);
+    assert_int_equal(sent_count(fixture, "d", SL_MSG_HEARTBEAT_ACK), 0);
 }
 
 static void busy_rank_without_progress_is_lost(void **state)
