@@ -14,7 +14,8 @@
 #include "tests/ops/bind.h"
 
 /* The case has run and its inputs are unchanged. True if the sampled outputs agree within
- * tolerance * (1 + |expected|); says where not. Blocking. An operation that is none of the above is
+ * tolerance * (scale + |expected|), where the scale is 1, or of attention the root mean square of
+ * the row; says where not. Blocking. An operation that is none of the above is
  * a programmer's error. */
 bool check_rows_agree(bind_t *b, double tolerance);
 
