@@ -28,7 +28,7 @@ class Cluster:
     """Flags of the nodes are keywords with underscores; `router_flags`, `prefill_flags` and
     `decode_flags` are for one kind of program. Unless told otherwise, decode schedules
     asynchronously, as it does on GPUs, and prefill sends latents in several runs of layers, as of
-    large models."""
+    large models (None: the default)."""
 
     def __init__(self, model, prefill=(1,), decode=(1,), *, attention="dp", mla_prefill=None,
                  async_scheduling="on", push_layers=2, token_budget=None, prefill_pages=256,

@@ -19,7 +19,8 @@ WINDOW_TOLERANCE = 1e-4      # of a window's sum: no window may be wrong and hid
 
 @pytest.fixture
 def cluster(start_cluster):
-    return start_cluster(MODEL, prefill=[2], decode=[2], token_budget=2048, prefill_pages=256)
+    return start_cluster(MODEL, prefill=[2], decode=[2], token_budget=2048, prefill_pages=256,
+                         push_layers=None)
 
 
 def greedy_cases():
