@@ -22,9 +22,8 @@ typedef struct {
 } sl_prefill_forward_t;
 
 /* Layers to send at once of a model with pages of `page_bytes`, all layers together: in nearly
- * equal runs of which a page's part has about 2 MiB, or all of them. Each page's part of a run is a
- * write of its own, with a cost of its own, while all layers of adjoining pages are one write. Pure.
- */
+ * equal runs of which a page's part has about 2 MiB, or all of them. Each page's part of a run is
+ * a write of its own, at a cost of its own; all layers of adjoining pages are one write. Pure. */
 uint32_t sl_prefill_push_layers(uint32_t layers, size_t page_bytes);
 
 SL_MUST_USE sl_status_t sl_prefill_forward(const sl_prefill_forward_t *forward, sl_model_t *model,
