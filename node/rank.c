@@ -40,6 +40,28 @@ int sl_rank_stop_fd(void)
     return stop_fd;
 }
 
+#define LEAVE_S 5
+
+static void on_leave_timeout(int signal_number)
+{
+    static const char text[] = "not gone after 5 s: leaving as it is\n";
+    (void)signal_number;
+    ssize_t written = write(STDERR_FILENO, text, sizeof(text) - 1);
+    (void)written;
+    _exit(EXIT_FAILURE);
+}
+
+/* A rank that has failed may hold a device whose work never ends (a collective with a peer that is
+ * gone), and giving that back may never return. The process goes all the same: its group's next
+ * incarnation waits for the place. */
+static void leave_in_time(void)
+{
+    struct sigaction action = {.sa_handler = on_leave_timeout};
+    if (sigaction(SIGALRM, &action, NULL) == 0) {
+        (void)alarm(LEAVE_S);
+    }
+}
+
 static sl_status_t catch_signals(void)
 {
     struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART};
@@ -334,6 +356,9 @@ int sl_rank_main(const sl_rank_params_t *params, sl_status_t (*attach)(void *sel
     sl_status_t status = attach(params->self, rank);
     if (status == SL_OK) {
         status = sl_rank_run(rank);
+    }
+    if (status != SL_OK) {
+        leave_in_time();
     }
     sl_rank_destroy(rank);
     return status == SL_OK ? EXIT_SUCCESS : EXIT_FAILURE;
