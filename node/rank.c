@@ -44,30 +44,31 @@ int sl_rank_stop_fd(void)
 
 static void on_leave_timeout(int signal_number)
 {
-    static const char text[] = "not gone after 5 s: leaving as it is\n";
+    static const char text[] = "not gone seconds after a failure: leaving as it is\n";
     (void)signal_number;
     ssize_t written = write(STDERR_FILENO, text, sizeof(text) - 1);
     (void)written;
     _exit(EXIT_FAILURE);
 }
 
-/* A rank that has failed may hold a device whose work never ends (a collective with a peer that is
- * gone), and giving that back may never return. The process goes all the same: its group's next
- * incarnation waits for the place. */
+/*
+ * A rank that has failed may hold a device whose work never ends (a collective with a peer that is
+ * gone); launching more, or giving the device back, may then never return. The process goes all the
+ * same: its group's next incarnation waits for the place. On the net thread, when the group has
+ * failed; on the engine thread, once it leaves.
+ */
 static void leave_in_time(void)
 {
-    struct sigaction action = {.sa_handler = on_leave_timeout};
-    if (sigaction(SIGALRM, &action, NULL) == 0) {
-        (void)alarm(LEAVE_S);
-    }
+    (void)alarm(LEAVE_S);
 }
 
 static sl_status_t catch_signals(void)
 {
     struct sigaction action = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART};
+    struct sigaction leave = {.sa_handler = on_leave_timeout};
     stop_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (stop_fd < 0 || sigaction(SIGTERM, &action, NULL) != 0 ||
-        sigaction(SIGINT, &action, NULL) != 0) {
+        sigaction(SIGINT, &action, NULL) != 0 || sigaction(SIGALRM, &leave, NULL) != 0) {
         return sl_error(SL_ERR_IO, "signals: %s", strerror(errno));
     }
     return SL_OK;
@@ -184,7 +185,8 @@ static sl_status_t register_rank(sl_rank_t *rank)
     layout_of(rank, &layout);
     sl_node_params_t params = {.router = options->router,
                                .register_timeout_us = options->register_timeout_ms * 1000,
-                               .stopping = sl_rank_stopping};
+                               .stopping = sl_rank_stopping,
+                               .group_failed = leave_in_time};
     sl_msg_hello_t *hello = &params.hello;
     *hello = (sl_msg_hello_t){
         .rank = rank->id,

@@ -144,6 +144,13 @@ static void on_welcome(sl_node_t *node, const sl_msg_welcome_t *welcome, uint64_
     }
 }
 
+static void tell_failed(sl_node_t *node)
+{
+    if (node->on_group_failed != NULL) {
+        node->on_group_failed();
+    }
+}
+
 /* True if this was the answer to the first registration; a later refusal is the engine's. */
 static bool on_refused(sl_node_t *node, const sl_msg_refused_t *refused)
 {
@@ -152,6 +159,7 @@ static bool on_refused(sl_node_t *node, const sl_msg_refused_t *refused)
     atomic_store(&node->group_failed, true);
     atomic_store(&node->lease_until_us, 0);
     if (atomic_load(&node->state) != SL_NODE_JOINING) {
+        tell_failed(node);
         return false;
     }
     node->refusal = *refused;
@@ -317,6 +325,9 @@ static void handle_frame(sl_node_t *node, zmq_msg_t *part, uint64_t now_us)
     if (message.type == SL_MSG_GROUP_FAILED) {
         atomic_store(&node->group_left, message.group_failed.left);
         atomic_store(&node->group_failed, true);
+        if (!message.group_failed.left) {
+            tell_failed(node);
+        }
     }
 }
 
