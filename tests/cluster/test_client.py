@@ -502,3 +502,18 @@ async def test_async_reading_lets_others_run_between_batches(monkeypatch):
             async for _ in stream:
                 behind.append(stream._events.qsize())
             assert len(behind) == count and max(behind) < count / 4
+
+
+@pytest.mark.asyncio
+async def test_async_mistake_of_ours_is_told_to_all(monkeypatch):
+    """Whoever waits hears of it at once, and so does whoever asks later."""
+    with FakeRouter(echo) as router:
+        async with sluice.AsyncClient(router.address) as client:
+            def break_down(*_):
+                raise ZeroDivisionError("of the test")
+            monkeypatch.setattr(client._mux, "receive", break_down)
+            stream = await client.generate([5, 6, 7], max_tokens=3)
+            with pytest.raises(sluice.ConnectionLost, match="ZeroDivisionError.*of the test"):
+                await stream.result()
+            with pytest.raises(sluice.ConnectionLost, match="ZeroDivisionError.*of the test"):
+                await client.status()

@@ -67,6 +67,7 @@ class AsyncClient:
         self._unsent = set()  # futures of frames that wait for the link
         self._context = None
         self._tasks = []
+        self._failure = None  # why nothing is read any more
 
     async def connect(self):
         self._context = zmq.asyncio.Context()
@@ -77,7 +78,8 @@ class AsyncClient:
             self._context = None
             raise ValueError(f"router address {self.address!r}: {error}") from error
         self._plain = zmq.Socket.shadow(self._socket.underlying)
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch_link())]
+        self._tasks = [asyncio.create_task(self._guard(work))
+                       for work in (self._read(), self._watch_link())]
         try:
             await self.info(self._connect_timeout_s)
         except RequestTimeout as error:
@@ -151,6 +153,8 @@ class AsyncClient:
         room. Canceling it takes the frame back, which a disconnect does too."""
         if self._context is None:
             raise ConnectionLost(f"the client of {self.address} is not connected")
+        if self._failure is not None:
+            raise ConnectionLost(self._failure)
         sent = self._socket.send(frame)
         if not sent.done():
             self._unsent.add(sent)
@@ -197,6 +201,14 @@ class AsyncClient:
         if isinstance(value, SluiceError):
             raise value
         return value
+
+    async def _guard(self, work):
+        try:
+            await work
+        except Exception as error:  # a mistake of ours: whoever waits must still be told
+            self._failure = f"the client of {self.address} failed: {error!r}"
+            self._take_back_unsent()
+            self._mux.fail_all(ConnectionLost(self._failure))
 
     async def _read(self):
         """Takes what has arrived by batches: waking costs more than a frame does."""
