@@ -74,14 +74,11 @@ sl_status_t sl_prefill_attach(void *self, sl_rank_t *rank)
         .token_budget = (uint32_t)prefill->options.token_budget,
         .starve_us = prefill->options.starve_ms * 1000,
     };
-    void *base;
-    size_t page_bytes;
     prefill->rank = rank;
     prefill->push_layers = (uint32_t)prefill->options.push_layers;
     if (prefill->push_layers == 0) {
-        sl_model_pages(sl_rank_model(rank), &base, &page_bytes);
-        prefill->push_layers =
-            sl_prefill_push_layers(sl_rank_config(rank)->num_hidden_layers, page_bytes);
+        prefill->push_layers = sl_prefill_push_layers(sl_rank_config(rank)->num_hidden_layers,
+                                                      sl_model_page_bytes(sl_rank_model(rank)));
     }
     return sl_prefill_requests_create(&params, &prefill->requests);
 }

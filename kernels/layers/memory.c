@@ -21,10 +21,8 @@ static uint64_t usable(const sl_model_t *model)
 
 static sl_status_t refuse(const sl_model_t *model)
 {
-    void *base;
-    size_t page_bytes;
     char remedy[160];
-    sl_model_pages(model, &base, &page_bytes);
+    size_t page_bytes = sl_model_page_bytes(model);
     uint64_t free_bytes = usable(model), weights = model->weights->bytes;
     uint64_t pages = (uint64_t)model->cache.page_count * page_bytes;
     uint64_t workspace = model->work_bytes - pages;
@@ -83,13 +81,10 @@ sl_status_t sl_model_log_memory(const sl_model_t *model)
 {
     uint64_t free_now = 0, total = 0;
     char note[96];
-    void *base;
-    size_t page_bytes;
     uint32_t pages = model->cache.page_count;
     SL_TRY(model->ops->memory(model->device, &free_now, &total));
-    sl_model_pages(model, &base, &page_bytes);
-    snprintf(note, sizeof(note), ": %u pages of %zu bytes, %llu tokens", pages, page_bytes,
-             (unsigned long long)pages * SL_PAGE_TOKENS);
+    snprintf(note, sizeof(note), ": %u pages of %zu bytes, %llu tokens", pages,
+             sl_model_page_bytes(model), (unsigned long long)pages * SL_PAGE_TOKENS);
     log_row("weights", model->weights->bytes, "");
     log_items(model, note);
     log_row("all of these", model->weights->bytes + model->work_bytes, "");

@@ -84,9 +84,14 @@ sl_status_t sl_model_bind_thread(sl_model_t *model)
 
 void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p)
 {
-    const sl_cache_t *cache = &model->cache;
-    *base_p = cache->base;
-    *page_bytes_p = (size_t)cache->layers * cache->page_tokens * cache->width * model->act_bytes;
+    *base_p = model->cache.base;
+    *page_bytes_p = sl_model_page_bytes(model);
+}
+
+size_t sl_model_page_bytes(const sl_model_t *model)
+{
+    return (size_t)model->config->num_hidden_layers * SL_PAGE_TOKENS * model->config->latent_width *
+           model->act_bytes;
 }
 
 uint32_t sl_model_page_count(const sl_model_t *model)

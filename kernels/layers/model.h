@@ -57,6 +57,7 @@ SL_MUST_USE sl_status_t sl_model_bind_thread(sl_model_t *model);
 
 /* The page pool: page p at base + p * page_bytes, device memory. */
 void sl_model_pages(const sl_model_t *model, void **base_p, size_t *page_bytes_p);
+size_t sl_model_page_bytes(const sl_model_t *model);
 uint32_t sl_model_page_count(const sl_model_t *model);
 uint32_t sl_model_sequence_pages(const sl_model_t *model); /* of the longest sequence */
 

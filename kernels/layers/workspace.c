@@ -145,8 +145,9 @@ done:
 }
 
 /* What weights and workspace have left of the share that may be used, in pages. */
-static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uint32_t *count_p)
+static sl_status_t fitting_pages(const sl_model_t *model, uint32_t *count_p)
 {
+    size_t page_bytes = sl_model_page_bytes(model);
     uint64_t free_now = 0, total = 0;
     double fraction = model->params.mem_fraction > 0 ? model->params.mem_fraction : 0.9;
     SL_TRY(model->ops->memory(model->device, &free_now, &total));
@@ -168,12 +169,6 @@ static sl_status_t fitting_pages(const sl_model_t *model, size_t page_bytes, uin
     return SL_OK;
 }
 
-static size_t page_bytes(const sl_model_t *model)
-{
-    return (size_t)model->config->num_hidden_layers * SL_PAGE_TOKENS * model->config->latent_width *
-           model->act_bytes;
-}
-
 static sl_status_t take_pages(sl_model_t *model)
 {
     sl_cache_t *cache = &model->cache;
@@ -184,9 +179,9 @@ static sl_status_t take_pages(sl_model_t *model)
     if (cache->page_count == 0 && model->ops->host_memory) {
         cache->page_count = SL_HOST_PAGES;
     } else if (cache->page_count == 0) {
-        SL_TRY(fitting_pages(model, page_bytes(model), &cache->page_count));
+        SL_TRY(fitting_pages(model, &cache->page_count));
     }
-    return take(model, "latent pages", cache->page_count, page_bytes(model), &cache->base);
+    return take(model, "latent pages", cache->page_count, sl_model_page_bytes(model), &cache->base);
 }
 
 /* Pages that the requests of a step can have together: what there may be in all, at most. */
@@ -195,7 +190,8 @@ static uint32_t most_pages(const sl_model_t *model)
     const sl_model_params_t *params = &model->params;
     uint64_t all = params->page_count;
     if (all == 0) {
-        all = model->ops->host_memory ? SL_HOST_PAGES : model->free_at_start / page_bytes(model);
+        all = model->ops->host_memory ? SL_HOST_PAGES
+                                      : model->free_at_start / sl_model_page_bytes(model);
     }
     uint64_t wanted = (uint64_t)params->max_requests * model->sequence_pages;
     return (uint32_t)(wanted < all ? wanted : all);
