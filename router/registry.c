@@ -430,6 +430,13 @@ void sl_registry_ready(sl_registry_t *registry, sl_rank_t *rank)
                 group->attention == SL_ATTENTION_TP ? "tp" : "dp");
 }
 
+void sl_registry_acknowledge(sl_registry_t *registry, sl_rank_t *rank)
+{
+    sl_message_t ack = {.type = SL_MSG_HEARTBEAT_ACK,
+                        .heartbeat_ack = {.sequence = rank->figures.sequence}};
+    sl_registry_send(registry, rank, &ack);
+}
+
 void sl_registry_heartbeat(sl_registry_t *registry, sl_rank_t *rank,
                            const sl_msg_heartbeat_t *heartbeat, uint64_t now_us)
 {
@@ -441,9 +448,7 @@ void sl_registry_heartbeat(sl_registry_t *registry, sl_rank_t *rank,
     rank->seen_us = now_us;
     rank->heard = true;
     rank->figures = *heartbeat;
-    sl_message_t ack = {.type = SL_MSG_HEARTBEAT_ACK,
-                        .heartbeat_ack = {.sequence = heartbeat->sequence}};
-    sl_registry_send(registry, rank, &ack);
+    sl_registry_acknowledge(registry, rank);
 }
 
 /* ---- losing ranks ---- */
@@ -599,13 +604,6 @@ static void forgive(sl_registry_t *registry, uint64_t pause_us, uint64_t now_us)
     }
 }
 
-void sl_registry_probe(sl_registry_t *registry, sl_rank_t *rank)
-{
-    sl_message_t probe = {.type = SL_MSG_HEARTBEAT_ACK,
-                          .heartbeat_ack = {.sequence = rank->figures.sequence}};
-    sl_registry_send(registry, rank, &probe);
-}
-
 /* A rank whose heartbeat is overdue may have died: its connection tells at once, where waiting for
  * `dead_ms` would keep its group in a collective that never ends. */
 static void probe_overdue(sl_registry_t *registry, uint64_t now_us)
@@ -620,7 +618,7 @@ static void probe_overdue(sl_registry_t *registry, uint64_t now_us)
                 if (rank != NULL && rank->heard && now_us - rank->seen_us > 2 * heartbeat_us &&
                     now_us - rank->probed_us >= heartbeat_us) {
                     rank->probed_us = now_us;
-                    sl_registry_probe(registry, rank);
+                    sl_registry_acknowledge(registry, rank);
                 }
             }
         }

@@ -120,7 +120,7 @@ static sl_rank_t *holder_of(sl_registry_t *registry, const sl_rank_id_t *place)
 static sl_status_t contest(sl_registry_t *registry, sl_rank_t *holder, const sl_msg_hello_t *hello,
                            const char *name, uint64_t now_us)
 {
-    sl_registry_probe(registry, holder);
+    sl_registry_acknowledge(registry, holder);
     if (!holder->doomed) {
         return REFUSE("%s: its place is held by incarnation %" PRIu64
                       ", which is alive; incarnation %" PRIu64 " cannot have it",

@@ -47,8 +47,8 @@ void sl_registry_send_peers(sl_registry_t *registry, sl_rank_t *rank);
 void sl_registry_welcome(sl_registry_t *registry, sl_rank_t *rank);
 bool sl_registry_buried(const sl_registry_t *registry, uint64_t incarnation);
 
-/* Sends the rank what changes nothing, an old acknowledgement: where its connection is gone, that
- * shows, and it is doomed. */
-void sl_registry_probe(sl_registry_t *registry, sl_rank_t *rank);
+/* Acknowledges the rank's last heartbeat. Again, it changes nothing, but where the connection is
+ * gone that shows, and the rank is doomed. */
+void sl_registry_acknowledge(sl_registry_t *registry, sl_rank_t *rank);
 
 #endif
