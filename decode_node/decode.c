@@ -85,7 +85,7 @@ static sl_status_t end_running(sl_decode_t *decode, sl_decode_request_t *request
     if (request->under_way == 0) {
         return remove_request(decode, request);
     }
-    sl_decode_requests_drain(decode->requests, request);
+    sl_decode_request_drain(request);
     return SL_OK;
 }
 

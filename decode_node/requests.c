@@ -154,9 +154,8 @@ void sl_decode_requests_start(sl_decode_requests_t *requests, sl_decode_request_
     request->outputs = 1;
 }
 
-void sl_decode_requests_drain(sl_decode_requests_t *requests, sl_decode_request_t *request)
+void sl_decode_request_drain(sl_decode_request_t *request)
 {
-    (void)requests;
     SL_ASSERT(request->state == SL_DECODE_RUNNING && request->under_way > 0);
     request->state = SL_DECODE_DRAINING;
 }

@@ -81,7 +81,7 @@ void sl_decode_requests_start(sl_decode_requests_t *requests, sl_decode_request_
 void sl_decode_requests_quiesce(sl_decode_requests_t *requests, sl_decode_request_t *request);
 
 /* RUNNING -> DRAINING: over, but a step under way still writes to its pages. */
-void sl_decode_requests_drain(sl_decode_requests_t *requests, sl_decode_request_t *request);
+void sl_decode_request_drain(sl_decode_request_t *request);
 
 /* Frees the request and its pages; nobody can write to them any more. */
 void sl_decode_requests_remove(sl_decode_requests_t *requests, sl_decode_request_t *request);

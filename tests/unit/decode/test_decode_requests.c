@@ -103,7 +103,7 @@ static void test_steps_under_way(void **state)
     a->outputs++;
     sl_decode_requests_remove(requests, a);
     b->outputs++; /* and it was a stop token */
-    sl_decode_requests_drain(requests, b);
+    sl_decode_request_drain(b);
     uint32_t in_use = pages_in(requests, SL_PAGE_IN_USE);
     assert_int_equal(in_use, 2);
 
