@@ -31,6 +31,7 @@
 #include "node/step.h"
 #include "tests/bench/ceiling.h"
 #include "tests/bench/model_cost.h"
+#include "tests/bench/prompt.h"
 
 #define LIST_MAX 16
 #define ADDRESS_MAX 8192
@@ -196,12 +197,8 @@ static void make_prompt(rank_t *self, uint32_t request, uint32_t input_len)
 {
     bool divided = self->options->attention == SL_ATTENTION_DP;
     uint64_t number = divided ? (uint64_t)request * self->tp + self->rank : request;
-    uint32_t vocab = sl_checkpoint_config(self->checkpoint)->vocab_size;
-    for (uint32_t i = 0; i < input_len; i++) {
-        uint64_t hash = (number << 32 | i) * 0x9e3779b97f4a7c15u;
-        hash = (hash ^ hash >> 29) * 0xbf58476d1ce4e5b9u;
-        self->tokens[i] = (int32_t)((hash ^ hash >> 32) % vocab);
-    }
+    sl_bench_prompt(number, input_len, sl_checkpoint_config(self->checkpoint)->vocab_size,
+                    self->tokens);
 }
 
 /* The step that has begun, through all layers. `hit_p`: routed experts that had tokens, of a layer

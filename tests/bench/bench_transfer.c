@@ -26,6 +26,7 @@
 #include "node/step.h"
 #include "prefill_node/forward.h"
 #include "tests/bench/ceiling.h"
+#include "tests/bench/prompt.h"
 #include "tests/bench/transfer_pair.h"
 
 #define BARE_LAYERS 4u /* of a page without a model */
@@ -187,9 +188,7 @@ static void plan(bench_t *bench)
     for (uint32_t i = 0; i < bench->options->batch_size; i++) {
         /* Other tokens in each prompt: latents of one before would be noticed. */
         uint64_t attempt = bench->pair.next_attempt + i;
-        for (uint32_t j = 0; j < length; j++) {
-            bench->tokens[j] = (int32_t)((j + attempt * 7919) * 2654435761u % 4294967291u % vocab);
-        }
+        sl_bench_prompt(attempt, length, vocab, bench->tokens);
         sl_step_add(bench->step, bench->tokens, length, 0, sl_pair_pages(&bench->pair, attempt),
                     bench->pair.shape.pages);
     }
