@@ -115,10 +115,10 @@ class Cluster:
                 argv += ["--" + name.replace("_", "-"), str(value)]
         return argv
 
-    def start_program(self, name, kind, flags):
+    def start_program(self, name, kind, flags, environment=None):
         """Starts any program of the cluster's build, watched and cleaned up with the rest."""
         return Program(name, self.command(kind, flags), self.folder / f"{name}.log",
-                       build.environment())
+                       environment or build.environment())
 
     def start_router(self, **changes):
         ready = self.folder / "ready"
@@ -142,12 +142,16 @@ class Cluster:
         return {"router": self.node_address, "model": model, "group": place.group,
                 "rank": place.rank, "tp": tp} | self.flags[place.pool] | changes
 
+    def node_environment(self, place):
+        return build.environment()
+
     def start_rank(self, place, **changes):
         """Starts the program of one place; whatever was there before is remembered."""
         if place in self.nodes:
             self.retired.append(self.nodes[place])
         name = f"{place.pool}-{place.group}-{place.rank}-{len(self.retired)}"
-        self.nodes[place] = self.start_program(name, place.pool, self.node_flags(place, **changes))
+        self.nodes[place] = self.start_program(name, place.pool, self.node_flags(place, **changes),
+                                               self.node_environment(place))
         return self.nodes[place]
 
     def start_group(self, pool, group):

@@ -2,10 +2,11 @@
 leave its collectives and exit, clients must be told, the prefill ranks must live on, and a
 restarted group must serve again. And a rank that does not fit in memory must say so.
 
-    SLUICE_BUILD_DIR=sluice/bin python3 tests/gpu/kill_rank.py [--gpus N] [--attention dp|tp]
-        [--device cpu]
+    SLUICE_BUILD_DIR=sluice/bin python3 tests/gpu/kill_rank.py [--gpus N] [--tp 1|2]
+        [--attention dp|tp] [--device cpu]
 
-With two GPUs both pools are groups of two ranks over both GPUs, with one each pool is one rank.
+Each pool is one group, of as many ranks as there are GPUs unless --tp says otherwise; two ranks may
+share a GPU.
 """
 import argparse
 import os
@@ -27,8 +28,8 @@ EXIT_S = 10              # a rank whose group is gone must have exited
 STREAMS, STREAM_TOKENS = 8, 1900
 LATE, LATE_TOKENS = 4, 16
 TOO_MANY_PAGES = 1 << 24  # terabytes; the most that --pages takes
-# Each rank counts its pages by the memory it finds free; two of them may start at once on a GPU.
-OWN_COUNT = {"pages": 0, "mem_fraction": 0.2}
+# Each rank counts its pages by the memory it finds free; four of them may start at once on a GPU.
+OWN_COUNT = {"pages": 0, "mem_fraction": 0.1}
 
 
 class Table:
@@ -151,11 +152,12 @@ def check_too_large(cluster, table):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--tp", type=int, choices=(1, 2))
     parser.add_argument("--attention", choices=("dp", "tp"), default="dp")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
-    tp, table = min(args.gpus, 2), Table()
+    tp, table = args.tp or min(args.gpus, 2), Table()
     with GpuCluster(args.gpus, MODEL, device=args.device, prefill=[tp], decode=[tp],
                     attention=args.attention, prefill_flags=OWN_COUNT,
                     decode_flags=OWN_COUNT) as cluster:

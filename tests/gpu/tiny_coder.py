@@ -2,6 +2,9 @@
 
     SLUICE_BUILD_DIR=sluice/bin python3 tests/gpu/tiny_coder.py [--gpus N] [--json FILE]
 
+On one GPU groups of two ranks share it: correct, but no measure of speed (their collectives cross
+sockets, and the processes take turns on the GPU).
+
 bf16 arithmetic moves logits, so greedy tokens are compared up to the first step at which
 transformers' own two best logits lie closer than the noise allows; the perplexity of the held-out
 sample must be within 0.5 %.
@@ -25,7 +28,7 @@ GOLDEN = ROOT / "tests" / "golden" / "tiny-coder"
 GAP = 0.15          # logits; below it bf16 may choose the other token
 PERPLEXITY = 5e-3   # relative
 TIMEOUT_S = 120
-SHAPES = {1: [("tp1 -> tp1, one GPU", [1], [1])],
+SHAPES = {1: [("tp1 -> tp1, one GPU", [1], [1]), ("tp2 -> tp2, one GPU", [2], [2])],
           2: [("tp1 -> tp1, a GPU each", [1], [1]), ("tp2 -> tp2 over both", [2], [2])]}
 
 
@@ -44,6 +47,12 @@ class GpuCluster(Cluster):
         last = self.gpus - 1 if place.pool == "decode" else 0
         index = last if alone else place.rank % self.gpus
         return super().node_flags(place, device="cuda", device_index=index, **changes)
+
+    def node_environment(self, place):
+        """NCCL refuses two ranks on one GPU of one host, but takes them as being on two hosts."""
+        shared = self.sizes[place.pool][place.group] > self.gpus
+        return super().node_environment(place) | (
+            {"NCCL_HOSTID": f"rank-{place.rank}"} if shared else {})
 
 
 def check_greedy(client):
