@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -53,13 +54,16 @@ static void on_leave_timeout(int signal_number)
 
 /*
  * A rank that has failed may hold a device whose work never ends (a collective with a peer that is
- * gone); launching more, or giving the device back, may then never return. The process goes all the
- * same: its group's next incarnation waits for the place. On the net thread, when the group has
- * failed; on the engine thread, once it leaves.
+ * gone); launching more may then never return. The process goes all the same: its group's next
+ * incarnation waits for the place. On the net thread, when the group has failed; on the engine
+ * thread, once it leaves. What comes first counts: another alarm would put off the end.
  */
 static void leave_in_time(void)
 {
-    (void)alarm(LEAVE_S);
+    static atomic_flag called = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&called)) {
+        (void)alarm(LEAVE_S);
+    }
 }
 
 static sl_status_t catch_signals(void)
@@ -225,7 +229,38 @@ static sl_status_t check_place(const sl_rank_options_t *options)
     return SL_OK;
 }
 
-sl_status_t sl_rank_create(const sl_rank_params_t *params, sl_rank_t **rank_p)
+/* Goodbye to the router and to the peers. */
+static void leave_cluster(sl_rank_t *rank)
+{
+    if (rank->node != NULL) {
+        /* First, so that nothing new is sent here while the transfers end. */
+        sl_message_t goodbye = {.type = SL_MSG_GOODBYE};
+        memcpy(goodbye.goodbye.message, rank->fault, sizeof(rank->fault));
+        sl_status_t status = sl_rank_post(rank, &goodbye);
+        (void)status; /* the router will notice by itself */
+    }
+    sl_transfer_destroy(rank->transfer); /* may write while the lease holds */
+    rank->transfer = NULL;
+    atomic_store(&rank->lease_node, NULL);
+    sl_node_destroy(rank->node);
+    rank->node = NULL;
+}
+
+static void destroy(sl_rank_t *rank)
+{
+    leave_cluster(rank);
+    sl_group_destroy(rank->group);
+    sl_ucx_destroy(rank->ucx);
+    sl_peers_destroy(rank->peers);
+    sl_step_destroy(rank->step);
+    free(rank->plan);
+    sl_model_destroy(rank->model);
+    sl_checkpoint_close(rank->checkpoint);
+    free(rank);
+}
+
+/* Everything up to the router's welcome. SL_ERR_CONFIG, SL_ERR_REFUSED, ... with a text. */
+static sl_status_t create(const sl_rank_params_t *params, sl_rank_t **rank_p)
 {
     const sl_rank_options_t *options = params->options;
     char name[32];
@@ -252,34 +287,8 @@ sl_status_t sl_rank_create(const sl_rank_params_t *params, sl_rank_t **rank_p)
     *rank_p = rank;
     return SL_OK;
 fail:
-    sl_rank_destroy(rank);
+    destroy(rank);
     return status;
-}
-
-void sl_rank_destroy(sl_rank_t *rank)
-{
-    if (rank == NULL) {
-        return;
-    }
-    if (rank->node != NULL) {
-        /* First, so that nothing new is sent here while the transfers end. */
-        sl_message_t goodbye = {.type = SL_MSG_GOODBYE};
-        memcpy(goodbye.goodbye.message, rank->fault, sizeof(rank->fault));
-        sl_status_t status = sl_rank_post(rank, &goodbye);
-        (void)status; /* the router will notice by itself */
-    }
-    sl_transfer_destroy(rank->transfer); /* may write while the lease holds */
-    atomic_store(&rank->lease_node, NULL);
-    sl_node_destroy(rank->node);
-    rank->node = NULL;
-    sl_group_destroy(rank->group);
-    sl_ucx_destroy(rank->ucx);
-    sl_peers_destroy(rank->peers);
-    sl_step_destroy(rank->step);
-    free(rank->plan);
-    sl_model_destroy(rank->model);
-    sl_checkpoint_close(rank->checkpoint);
-    free(rank);
 }
 
 uint32_t sl_rank_page_count(const sl_rank_t *rank)
@@ -346,11 +355,16 @@ sl_status_t sl_rank_post_token(sl_rank_t *rank, uint64_t attempt, uint32_t index
     return sl_rank_post(rank, &message);
 }
 
+/*
+ * The rank leaves the cluster in order, but a device is left as it is: its work may never end, for
+ * a peer of a collective may have gone first, and no call that waits for it would return. The
+ * driver takes back what the process held.
+ */
 int sl_rank_main(const sl_rank_params_t *params, sl_status_t (*attach)(void *self, sl_rank_t *rank))
 {
     sl_rank_t *rank = NULL;
     sl_log_set_level((sl_log_level_t)params->options->log_level);
-    sl_status_t created = sl_rank_create(params, &rank);
+    sl_status_t created = create(params, &rank);
     if (created != SL_OK) {
         sl_log(SL_LOG_ERROR, "cannot start: %s: %s", sl_status_name(created), sl_error_text());
         return EXIT_FAILURE;
@@ -362,6 +376,11 @@ int sl_rank_main(const sl_rank_params_t *params, sl_status_t (*attach)(void *sel
     if (status != SL_OK) {
         leave_in_time();
     }
-    sl_rank_destroy(rank);
-    return status == SL_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+    int code = status == SL_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+    if (!rank->ops->host_memory) {
+        leave_cluster(rank);
+        _exit(code);
+    }
+    destroy(rank);
+    return code;
 }

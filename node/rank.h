@@ -126,10 +126,6 @@ typedef struct {
     uint64_t max_running, max_queued_tokens; /* told to the router */
 } sl_rank_params_t;
 
-/* Everything up to the router's welcome. SL_ERR_CONFIG, SL_ERR_REFUSED, ... with a text. */
-SL_MUST_USE sl_status_t sl_rank_create(const sl_rank_params_t *params, sl_rank_t **rank_p);
-void sl_rank_destroy(sl_rank_t *rank);
-
 /* Runs until SIGTERM or SIGINT (SL_OK) or a failure. */
 SL_MUST_USE sl_status_t sl_rank_run(sl_rank_t *rank);
 
@@ -150,8 +146,8 @@ SL_MUST_USE sl_status_t sl_rank_post_token(sl_rank_t *rank, uint64_t attempt, ui
                                            int32_t token, const sl_logprobs_t *logprobs,
                                            sl_finish_t finish);
 
-/* Main of a rank program: parses nothing, only creates, runs and destroys; returns the exit code.
- */
+/* Main of a rank program: parses nothing, only creates, runs and destroys; returns the exit code,
+ * or ends the process with it. */
 int sl_rank_main(const sl_rank_params_t *params,
                  sl_status_t (*attach)(void *self, sl_rank_t *rank));
 

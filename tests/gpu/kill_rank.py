@@ -1,6 +1,7 @@
 """Ranks of a decode group killed and stopped amid streams, on GPUs: the group's other rank must
 leave its collectives and exit, clients must be told, the prefill ranks must live on, and a
-restarted group must serve again. And a rank that does not fit in memory must say so.
+restarted group must serve again. A group told to stop amid streams must end in order. And a rank
+that does not fit in memory must say so.
 
     SLUICE_BUILD_DIR=sluice/bin python3 tests/gpu/kill_rank.py [--gpus N] [--tp 1|2]
         [--attention dp|tp] [--device cpu]
@@ -24,7 +25,8 @@ import sluice  # noqa: E402
 from harness import Place  # noqa: E402
 from tiny_coder import MODEL, TIMEOUT_S, GpuCluster, check_greedy  # noqa: E402
 
-EXIT_S = 10              # a rank whose group is gone must have exited
+NOTICE_S = 5             # a stopped rank is noticed by then, a killed one sooner
+EXIT_S = NOTICE_S + 2    # a rank whose group is gone must have exited
 STREAMS, STREAM_TOKENS = 8, 1900
 LATE, LATE_TOKENS = 4, 16
 TOO_MANY_PAGES = 1 << 24  # terabytes; the most that --pages takes
@@ -102,7 +104,7 @@ def lose_rank(cluster, rank, number, table):
     table.row(f"{name}: clients are told", f"{len(errors)} of {STREAMS} failed, within "
               f"{told_s:.2f} s", len(errors) == STREAMS and names_group(errors))
     print(f"    {errors[0] if errors else 'no error'}")
-    restart(cluster, table, name)
+    restart(cluster, "decode", table, name)
     finished, errors = ends(late)
     table.row(f"{name}: later requests", f"{finished} ran, {len(errors)} failed",
               names_group(errors))
@@ -110,11 +112,29 @@ def lose_rank(cluster, rank, number, table):
               all(p.exit_code is None for p in prefill))
 
 
-def restart(cluster, table, name):
-    for program in cluster.group("decode", 0):
+def stop_group(cluster, pool, table):
+    """SIGTERM to the ranks of a group amid streams: any of them may go first."""
+    group, client = cluster.group(pool, 0), cluster.client
+    streams = start_streams(client)
+    waiting = [client.generate([n + 9] * 1000, temperature=0.0, max_tokens=LATE_TOKENS,
+                               ignore_eos=True, timeout_s=TIMEOUT_S) for n in range(STREAMS)]
+    since_s = time.monotonic()
+    for program in group:
+        program.signal(signal.SIGTERM)
+    took_s, codes = wait_exits(group, since_s)
+    name = f"{pool}/0 told to stop"
+    table.row(f"{name}: its ranks exit", f"after {took_s:.2f} s, exit codes {codes}",
+              all(code == 0 for code in codes))
+    restart(cluster, pool, table, name)
+    for stream in streams + waiting:
+        stream.cancel()
+
+
+def restart(cluster, pool, table, name):
+    for program in cluster.group(pool, 0):
         program.kill()
     since_s = time.monotonic()
-    cluster.start_group("decode", 0)
+    cluster.start_group(pool, 0)
     cluster.wait_ready()
     ready_s = time.monotonic() - since_s
     compared, differ = check_greedy(cluster.client)
@@ -168,6 +188,8 @@ def main():
         for rank in reversed(range(tp)):
             lose_rank(cluster, rank, signal.SIGKILL, table)
         lose_rank(cluster, tp - 1, signal.SIGSTOP, table)
+        stop_group(cluster, "decode", table)
+        stop_group(cluster, "prefill", table)
         check_too_large(cluster, table)
         cluster.wait_idle()
     sys.exit(1 if table.failed else 0)
