@@ -239,8 +239,9 @@ static void leave_cluster(sl_rank_t *rank)
         sl_status_t status = sl_rank_post(rank, &goodbye);
         (void)status; /* the router will notice by itself */
     }
-    sl_transfer_destroy(rank->transfer); /* may write while the lease holds */
-    rank->transfer = NULL;
+    if (rank->transfer != NULL) {
+        sl_transfer_stop(rank->transfer); /* may write while the lease holds */
+    }
     atomic_store(&rank->lease_node, NULL);
     sl_node_destroy(rank->node);
     rank->node = NULL;
@@ -249,6 +250,7 @@ static void leave_cluster(sl_rank_t *rank)
 static void destroy(sl_rank_t *rank)
 {
     leave_cluster(rank);
+    sl_transfer_destroy(rank->transfer);
     sl_group_destroy(rank->group);
     sl_ucx_destroy(rank->ucx);
     sl_peers_destroy(rank->peers);

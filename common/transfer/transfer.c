@@ -371,21 +371,27 @@ sl_status_t sl_transfer_abort(sl_transfer_t *transfer, uint64_t attempt)
     return submit(transfer, command);
 }
 
-void sl_transfer_destroy(sl_transfer_t *transfer)
+void sl_transfer_stop(sl_transfer_t *transfer)
 {
-    if (transfer == NULL) {
+    if (!transfer->thread_started) {
         return;
     }
-    if (transfer->thread_started) {
-        atomic_store(&transfer->stop, true);
-        sl_command_t *wake = NULL;
-        if (new_command(SL_COMMAND_WAKE, NULL, 0, 0, &wake) == SL_OK &&
-            sl_ring_push(transfer->commands, wake) != SL_OK) {
-            free(wake); /* a full ring keeps the thread awake as well */
-        }
-        pthread_join(transfer->thread, NULL);
+    atomic_store(&transfer->stop, true);
+    sl_command_t *wake = NULL;
+    if (new_command(SL_COMMAND_WAKE, NULL, 0, 0, &wake) == SL_OK &&
+        sl_ring_push(transfer->commands, wake) != SL_OK) {
+        free(wake); /* a full ring keeps the thread awake as well */
     }
-    free_transfer(transfer);
+    pthread_join(transfer->thread, NULL);
+    transfer->thread_started = false;
+}
+
+void sl_transfer_destroy(sl_transfer_t *transfer)
+{
+    if (transfer != NULL) {
+        sl_transfer_stop(transfer);
+        free_transfer(transfer);
+    }
 }
 
 /* ---- events ---- */

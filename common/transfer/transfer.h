@@ -63,7 +63,10 @@ typedef struct {
 
 SL_MUST_USE sl_status_t sl_transfer_create(const sl_transfer_params_t *params,
                                            sl_transfer_t **transfer_p);
-/* Flushes what is in flight (at most 5 s), closes the endpoints, joins the thread. */
+/* Flushes what is in flight (at most 5 s), closes the endpoints, joins the thread. What follows on
+ * a stopped one is sl_transfer_destroy() alone. */
+void sl_transfer_stop(sl_transfer_t *transfer);
+/* Stops it if need be. UCX may wait for all of a device's work as it lets go of its memory. */
 void sl_transfer_destroy(sl_transfer_t *transfer);
 
 /* How long a writer may go on writing after the router has given it up: the lease that the router

@@ -1,6 +1,6 @@
-"""Ranks of a decode group killed and stopped amid streams, on GPUs: the group's other rank must
-leave its collectives and exit, clients must be told, the prefill ranks must live on, and a
-restarted group must serve again. A group told to stop amid streams must end in order. And a rank
+"""Ranks of a group killed and stopped amid streams, on GPUs: the group's other rank must leave its
+collectives and exit, clients must be told, the other pool's ranks must live on, and a restarted
+group must serve again. A group told to stop amid streams must end in order. And a rank
 that does not fit in memory must say so.
 
     SLUICE_BUILD_DIR=sluice/bin python3 tests/gpu/kill_rank.py [--gpus N] [--tp 1|2]
@@ -29,6 +29,7 @@ NOTICE_S = 5             # a stopped rank is noticed by then, a killed one soone
 EXIT_S = NOTICE_S + 2    # a rank whose group is gone must have exited
 STREAMS, STREAM_TOKENS = 8, 1900
 LATE, LATE_TOKENS = 4, 16
+LONG = 1000              # tokens of a prompt that takes prefill a while
 TOO_MANY_PAGES = 1 << 24  # terabytes; the most that --pages takes
 # Each rank counts its pages by the memory it finds free; four of them may start at once on a GPU.
 OWN_COUNT = {"pages": 0, "mem_fraction": 0.1}
@@ -112,12 +113,39 @@ def lose_rank(cluster, rank, number, table):
               all(p.exit_code is None for p in prefill))
 
 
+def start_long(client):
+    """Prompts that keep prefill at work."""
+    return [client.generate([n + 9] * LONG, temperature=0.0, max_tokens=LATE_TOKENS,
+                            ignore_eos=True, timeout_s=TIMEOUT_S) for n in range(4 * STREAMS)]
+
+
+def lose_prefill(cluster, rank, table):
+    """The first of many prompts has been computed, the others are being computed or wait."""
+    lost = Place("prefill", 0, rank)
+    decode = cluster.group("decode", 0)
+    others = [p for place, p in cluster.nodes.items() if place.pool == "prefill" and place != lost]
+    streams = start_long(cluster.client)
+    next(streams[0])
+    cluster.signal(*lost, signal.SIGKILL)
+    since_s = time.monotonic()
+    name = f"prefill/0/{rank} killed"
+    if others:
+        took_s, codes = wait_exits(others, since_s)
+        table.row(f"{name}: the other rank exits", f"after {took_s:.2f} s, exit code {codes[0]}",
+                  all(code is not None and code > 0 for code in codes))
+    finished, errors = ends(streams)
+    table.row(f"{name}: clients are told", f"{finished} ran, {len(errors)} failed, within "
+              f"{time.monotonic() - since_s:.2f} s", all("prefill" in e.message for e in errors))
+    restart(cluster, "prefill", table, name)
+    table.row(f"{name}: decode lives on", f"exit codes {[p.exit_code for p in decode]}",
+              all(p.exit_code is None for p in decode))
+
+
 def stop_group(cluster, pool, table):
     """SIGTERM to the ranks of a group amid streams: any of them may go first."""
     group, client = cluster.group(pool, 0), cluster.client
     streams = start_streams(client)
-    waiting = [client.generate([n + 9] * 1000, temperature=0.0, max_tokens=LATE_TOKENS,
-                               ignore_eos=True, timeout_s=TIMEOUT_S) for n in range(STREAMS)]
+    waiting = start_long(client)
     since_s = time.monotonic()
     for program in group:
         program.signal(signal.SIGTERM)
@@ -125,9 +153,9 @@ def stop_group(cluster, pool, table):
     name = f"{pool}/0 told to stop"
     table.row(f"{name}: its ranks exit", f"after {took_s:.2f} s, exit codes {codes}",
               all(code == 0 for code in codes))
-    restart(cluster, pool, table, name)
-    for stream in streams + waiting:
+    for stream in streams + waiting:  # decode may go on with them
         stream.cancel()
+    restart(cluster, pool, table, name)
 
 
 def restart(cluster, pool, table, name):
@@ -188,6 +216,8 @@ def main():
         for rank in reversed(range(tp)):
             lose_rank(cluster, rank, signal.SIGKILL, table)
         lose_rank(cluster, tp - 1, signal.SIGSTOP, table)
+        for rank in range(tp):
+            lose_prefill(cluster, rank, table)
         stop_group(cluster, "decode", table)
         stop_group(cluster, "prefill", table)
         check_too_large(cluster, table)
