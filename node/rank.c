@@ -41,29 +41,39 @@ int sl_rank_stop_fd(void)
     return stop_fd;
 }
 
-#define LEAVE_S 5
+#define FAILED_LEAVE_S 5
+#define ORDERLY_LEAVE_S 8 /* transfers may take 5 s to end, the last messages to the router 1 s */
+
+static volatile sig_atomic_t leave_code;
 
 static void on_leave_timeout(int signal_number)
 {
-    static const char text[] = "not gone seconds after a failure: leaving as it is\n";
+    static const char text[] = "not gone in time: leaving as it is\n";
     (void)signal_number;
     ssize_t written = write(STDERR_FILENO, text, sizeof(text) - 1);
     (void)written;
-    _exit(EXIT_FAILURE);
+    _exit(leave_code);
 }
 
 /*
- * A rank that has failed may hold a device whose work never ends (a collective with a peer that is
- * gone); launching more may then never return. The process goes all the same: its group's next
- * incarnation waits for the place. On the net thread, when the group has failed; on the engine
- * thread, once it leaves. What comes first counts: another alarm would put off the end.
+ * Ends the process with `code` after `seconds`, whatever it does then. A device's work may never
+ * end (a collective with a peer that is gone), and calls into its driver may then never return; the
+ * group's next incarnation waits for the place. Only the first call counts: another alarm would put
+ * off the end.
  */
-static void leave_in_time(void)
+static void leave_within(unsigned seconds, int code)
 {
     static atomic_flag called = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&called)) {
-        (void)alarm(LEAVE_S);
+        leave_code = code;
+        (void)alarm(seconds);
     }
+}
+
+/* On the net thread: the engine may be held up by the device. */
+static void on_group_failed(void)
+{
+    leave_within(FAILED_LEAVE_S, EXIT_FAILURE);
 }
 
 static sl_status_t catch_signals(void)
@@ -190,7 +200,7 @@ static sl_status_t register_rank(sl_rank_t *rank)
     sl_node_params_t params = {.router = options->router,
                                .register_timeout_us = options->register_timeout_ms * 1000,
                                .stopping = sl_rank_stopping,
-                               .group_failed = leave_in_time};
+                               .group_failed = on_group_failed};
     sl_msg_hello_t *hello = &params.hello;
     *hello = (sl_msg_hello_t){
         .rank = rank->id,
@@ -229,8 +239,9 @@ static sl_status_t check_place(const sl_rank_options_t *options)
     return SL_OK;
 }
 
-/* Goodbye to the router and to the peers. */
-static void leave_cluster(sl_rank_t *rank)
+/* Goodbye to the router and, if `in_order`, to the peers; otherwise those see a process that ends,
+ * and keep the pages that it may still be writing to until its lease has passed. */
+static void leave_cluster(sl_rank_t *rank, bool in_order)
 {
     if (rank->node != NULL) {
         /* First, so that nothing new is sent here while the transfers end. */
@@ -239,18 +250,20 @@ static void leave_cluster(sl_rank_t *rank)
         sl_status_t status = sl_rank_post(rank, &goodbye);
         (void)status; /* the router will notice by itself */
     }
-    if (rank->transfer != NULL) {
+    if (rank->transfer != NULL && in_order) {
         sl_transfer_stop(rank->transfer); /* may write while the lease holds */
     }
     atomic_store(&rank->lease_node, NULL);
-    sl_node_destroy(rank->node);
-    rank->node = NULL;
+    if (rank->node != NULL) {
+        sl_node_leave(rank->node);
+    }
 }
 
 static void destroy(sl_rank_t *rank)
 {
-    leave_cluster(rank);
+    leave_cluster(rank, true);
     sl_transfer_destroy(rank->transfer);
+    sl_node_destroy(rank->node);
     sl_group_destroy(rank->group);
     sl_ucx_destroy(rank->ucx);
     sl_peers_destroy(rank->peers);
@@ -358,9 +371,8 @@ sl_status_t sl_rank_post_token(sl_rank_t *rank, uint64_t attempt, uint32_t index
 }
 
 /*
- * The rank leaves the cluster in order, but a device is left as it is: its work may never end, for
- * a peer of a collective may have gone first, and no call that waits for it would return. The
- * driver takes back what the process held.
+ * A device is left as it is: its work may never end, for a peer of a collective may have gone
+ * first, and no call that waits for it would return. The driver takes back what the process held.
  */
 int sl_rank_main(const sl_rank_params_t *params, sl_status_t (*attach)(void *self, sl_rank_t *rank))
 {
@@ -375,12 +387,13 @@ int sl_rank_main(const sl_rank_params_t *params, sl_status_t (*attach)(void *sel
     if (status == SL_OK) {
         status = sl_rank_run(rank);
     }
-    if (status != SL_OK) {
-        leave_in_time();
-    }
     int code = status == SL_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+    if (status != SL_OK) {
+        leave_within(FAILED_LEAVE_S, code);
+    }
     if (!rank->ops->host_memory) {
-        leave_cluster(rank);
+        leave_within(ORDERLY_LEAVE_S, code);
+        leave_cluster(rank, status == SL_OK);
         _exit(code);
     }
     destroy(rank);

@@ -140,12 +140,15 @@ static void close_sockets(sl_node_t *node)
     if (node->socket != NULL) {
         zmq_socket_monitor(node->socket, NULL, 0);
         zmq_close(node->socket);
+        node->socket = NULL;
     }
     if (node->monitor != NULL) {
         zmq_close(node->monitor);
+        node->monitor = NULL;
     }
     if (node->context != NULL) {
         zmq_ctx_term(node->context); /* at most the linger time */
+        node->context = NULL;
     }
 }
 
@@ -172,22 +175,28 @@ static void close_meeting_points(sl_node_t *node)
     sl_ring_destroy(node->incoming);
 }
 
-void sl_node_destroy(sl_node_t *node)
+void sl_node_leave(sl_node_t *node)
 {
-    if (node == NULL) {
-        return;
-    }
     if (node->thread_started) {
         sl_node_signal(node->stop_fd);
         pthread_join(node->thread, NULL);
+        node->thread_started = false;
         sl_node_stats_t stats = sl_node_stats(node);
         sl_log_info("%s: %" PRIu64 " messages sent to the router, %" PRIu64 " received, %" PRIu64
                     " dropped while it was away; registered %" PRIu64 " times",
                     node->name, stats.sent, stats.received, stats.dropped, stats.registrations);
     }
+    close_sockets(node);
+}
+
+void sl_node_destroy(sl_node_t *node)
+{
+    if (node == NULL) {
+        return;
+    }
+    sl_node_leave(node);
     sl_node_frame_free(node->link.outgoing);
     sl_node_message_free(node->link.incoming);
-    close_sockets(node);
     close_meeting_points(node);
     free(node->hello_frame.data);
     free(node);

@@ -39,7 +39,10 @@ typedef struct {
 /* Starts the net thread and says hello. */
 SL_MUST_USE sl_status_t sl_node_create(const sl_node_params_t *params, sl_node_t **node_p);
 
-/* Sends what is queued (bounded linger 1 s), says goodbye, joins the thread. NULL is ignored. */
+/* Sends what is queued (bounded linger 1 s), says goodbye, joins the thread. What follows is
+ * sl_node_destroy(), or any thread's sl_node_lease_valid(). */
+void sl_node_leave(sl_node_t *node);
+/* Leaves if need be. NULL is ignored. */
 void sl_node_destroy(sl_node_t *node);
 
 /* Blocks until welcomed. SL_ERR_REFUSED carries the router's text; SL_ERR_TIMEOUT names the
