@@ -276,6 +276,12 @@ static void sleep_until_work(sl_rank_t *rank)
     poll(fds, 4, SLEEP_MS);
 }
 
+void sl_rank_set_fault(sl_rank_t *rank, sl_status_t status)
+{
+    snprintf(rank->fault, sizeof(rank->fault), "%s: %s", sl_status_name(status), sl_error_text());
+    sl_log(SL_LOG_ERROR, "stopping: %s", rank->fault);
+}
+
 sl_status_t sl_rank_run(sl_rank_t *rank)
 {
     const sl_rank_ops_t *ops = rank->params.ops;
@@ -307,7 +313,6 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
                     (double)rank->step_us / 1e6);
         return SL_OK;
     }
-    snprintf(rank->fault, sizeof(rank->fault), "%s: %s", sl_status_name(status), sl_error_text());
-    sl_log(SL_LOG_ERROR, "stopping: %s", rank->fault);
+    sl_rank_set_fault(rank, status);
     return status;
 }

@@ -17,33 +17,13 @@
 #include "common/model/layout.h"
 #include "node/rank_internal.h"
 
+/* Longer than a step, the transfers' end (5 s) and the last messages to the router (2 s) take. */
+#define ORDERLY_LEAVE_S 15
+#define FAILED_LEAVE_S 5
+
 static volatile sig_atomic_t stop_seen;
 static int stop_fd = -1;
-
-static void on_stop_signal(int signal_number)
-{
-    (void)signal_number;
-    int saved_errno = errno;
-    uint64_t one = 1;
-    stop_seen = 1;
-    ssize_t written = write(stop_fd, &one, sizeof(one));
-    (void)written;
-    errno = saved_errno;
-}
-
-bool sl_rank_stopping(void)
-{
-    return stop_seen != 0;
-}
-
-int sl_rank_stop_fd(void)
-{
-    return stop_fd;
-}
-
-#define FAILED_LEAVE_S 5
-#define ORDERLY_LEAVE_S 8 /* transfers may take 5 s to end, the last messages to the router 1 s */
-
+static volatile sig_atomic_t may_hang; /* there is a device whose driver's calls may never return */
 static volatile sig_atomic_t leave_code;
 
 static void on_leave_timeout(int signal_number)
@@ -56,24 +36,50 @@ static void on_leave_timeout(int signal_number)
 }
 
 /*
- * Ends the process with `code` after `seconds`, whatever it does then. A device's work may never
- * end (a collective with a peer that is gone), and calls into its driver may then never return; the
- * group's next incarnation waits for the place. Only the first call counts: another alarm would put
- * off the end.
+ * Ends the process with `code` after `seconds`, whatever it does then: a collective with a peer
+ * that is gone never ends, and calls into the driver may wait for it. The group's next incarnation
+ * waits for the place. Only the first call counts: another alarm would put off the end. Any thread,
+ * signal handlers too.
  */
 static void leave_within(unsigned seconds, int code)
 {
     static atomic_flag called = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&called)) {
+    if (may_hang && !atomic_flag_test_and_set(&called)) {
         leave_code = code;
         (void)alarm(seconds);
     }
 }
 
-/* On the net thread: the engine may be held up by the device. */
-static void on_group_failed(void)
+/* On the net thread once the group is gone, on the engine thread once this rank leaves. */
+static void leave_in_time(bool in_order)
 {
-    leave_within(FAILED_LEAVE_S, EXIT_FAILURE);
+    if (in_order) {
+        leave_within(ORDERLY_LEAVE_S, EXIT_SUCCESS);
+    } else {
+        leave_within(FAILED_LEAVE_S, EXIT_FAILURE);
+    }
+}
+
+static void on_stop_signal(int signal_number)
+{
+    (void)signal_number;
+    int saved_errno = errno;
+    uint64_t one = 1;
+    stop_seen = 1;
+    ssize_t written = write(stop_fd, &one, sizeof(one));
+    (void)written;
+    leave_within(ORDERLY_LEAVE_S, EXIT_SUCCESS);
+    errno = saved_errno;
+}
+
+bool sl_rank_stopping(void)
+{
+    return stop_seen != 0;
+}
+
+int sl_rank_stop_fd(void)
+{
+    return stop_fd;
 }
 
 static sl_status_t catch_signals(void)
@@ -200,7 +206,7 @@ static sl_status_t register_rank(sl_rank_t *rank)
     sl_node_params_t params = {.router = options->router,
                                .register_timeout_us = options->register_timeout_ms * 1000,
                                .stopping = sl_rank_stopping,
-                               .group_failed = on_group_failed};
+                               .group_gone = leave_in_time};
     sl_msg_hello_t *hello = &params.hello;
     *hello = (sl_msg_hello_t){
         .rank = rank->id,
@@ -296,6 +302,7 @@ static sl_status_t create(const sl_rank_params_t *params, sl_rank_t **rank_p)
     }
     rank->id.incarnation >>= 1; /* fits a signed 64-bit integer of any client language */
     SL_TRY_GOTO(status, sl_ops_find(options->device, &rank->ops), fail);
+    may_hang = !rank->ops->host_memory;
     SL_TRY_GOTO(status, create_model(rank), fail);
     SL_TRY_GOTO(status, create_transports(rank), fail);
     SL_TRY_GOTO(status, register_rank(rank), fail);
@@ -386,13 +393,12 @@ int sl_rank_main(const sl_rank_params_t *params, sl_status_t (*attach)(void *sel
     sl_status_t status = attach(params->self, rank);
     if (status == SL_OK) {
         status = sl_rank_run(rank);
+    } else {
+        sl_rank_set_fault(rank, status);
     }
     int code = status == SL_OK ? EXIT_SUCCESS : EXIT_FAILURE;
-    if (status != SL_OK) {
-        leave_within(FAILED_LEAVE_S, code);
-    }
+    leave_in_time(status == SL_OK);
     if (!rank->ops->host_memory) {
-        leave_within(ORDERLY_LEAVE_S, code);
         leave_cluster(rank, status == SL_OK);
         _exit(code);
     }

@@ -32,6 +32,10 @@ struct sl_rank {
 /* node/engine.c: gives the net thread the figures of the next heartbeat. */
 void sl_rank_publish(sl_rank_t *rank, bool stepping);
 
+/* node/engine.c: why the rank cannot go on, from the thread's error, for the log and the goodbye.
+ */
+void sl_rank_set_fault(sl_rank_t *rank, sl_status_t status);
+
 /* Whether SIGTERM or SIGINT has come; and a descriptor readable from then on. */
 bool sl_rank_stopping(void);
 int sl_rank_stop_fd(void);

@@ -119,7 +119,7 @@ sl_status_t sl_node_create(const sl_node_params_t *params, sl_node_t **node_p)
     snprintf(node->address, sizeof(node->address), "%s", params->router);
     node->incarnation = params->hello.rank.incarnation;
     node->stopping = params->stopping;
-    node->on_group_failed = params->group_failed;
+    node->on_group_gone = params->group_gone;
     node->register_timeout_us =
         params->register_timeout_us != 0 ? params->register_timeout_us : DEFAULT_REGISTER_US;
     node->post_timeout_us =

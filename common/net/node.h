@@ -22,11 +22,11 @@ typedef struct {
     uint64_t register_timeout_us; /* without a welcome for this long sl_node_wait_welcome() fails;
                                      0: 30 s */
     bool (*stopping)(void);       /* ends waits for the welcome and for room early; NULL: never */
-    /* On the net thread, when the group has failed or the rank has lost its place: the engine may
-     * be where it cannot notice. NULL: not wanted. */
-    void (*group_failed)(void);
-    uint64_t post_timeout_us;     /* sl_node_post() waits a lease and this long; 0: 10 s */
-    size_t ring_items;            /* 0: 4096 */
+    /* On the net thread, when the group has left on purpose, or has failed, or the rank has lost
+     * its place: the engine may be where it cannot notice. NULL: not wanted. */
+    void (*group_gone)(bool left);
+    uint64_t post_timeout_us; /* sl_node_post() waits a lease and this long; 0: 10 s */
+    size_t ring_items;        /* 0: 4096 */
 } sl_node_params_t;
 
 typedef struct {

@@ -144,10 +144,10 @@ static void on_welcome(sl_node_t *node, const sl_msg_welcome_t *welcome, uint64_
     }
 }
 
-static void tell_failed(sl_node_t *node)
+static void tell_gone(sl_node_t *node, bool left)
 {
-    if (node->on_group_failed != NULL) {
-        node->on_group_failed();
+    if (node->on_group_gone != NULL) {
+        node->on_group_gone(left);
     }
 }
 
@@ -159,7 +159,7 @@ static bool on_refused(sl_node_t *node, const sl_msg_refused_t *refused)
     atomic_store(&node->group_failed, true);
     atomic_store(&node->lease_until_us, 0);
     if (atomic_load(&node->state) != SL_NODE_JOINING) {
-        tell_failed(node);
+        tell_gone(node, false);
         return false;
     }
     node->refusal = *refused;
@@ -325,9 +325,7 @@ static void handle_frame(sl_node_t *node, zmq_msg_t *part, uint64_t now_us)
     if (message.type == SL_MSG_GROUP_FAILED) {
         atomic_store(&node->group_left, message.group_failed.left);
         atomic_store(&node->group_failed, true);
-        if (!message.group_failed.left) {
-            tell_failed(node);
-        }
+        tell_gone(node, message.group_failed.left);
     }
 }
 

@@ -60,8 +60,8 @@ struct sl_node {
     uint64_t incarnation;
     sl_bytes_t hello_frame;
     uint64_t register_timeout_us, post_timeout_us;
-    bool (*stopping)(void);        /* may be NULL */
-    void (*on_group_failed)(void); /* may be NULL */
+    bool (*stopping)(void);           /* may be NULL */
+    void (*on_group_gone)(bool left); /* may be NULL */
     pthread_t thread;
     bool thread_started;
 

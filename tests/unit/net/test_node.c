@@ -470,30 +470,35 @@ static void test_messages_of_the_wrong_kind(void **state)
     sl_server_destroy(server);
 }
 
-static _Atomic int failures_told;
+static _Atomic int told_failed, told_left;
 
-static void count_failure(void)
+static void count_gone(bool left)
 {
-    failures_told++;
+    if (left) {
+        told_left++;
+    } else {
+        told_failed++;
+    }
 }
 
-/* The net thread tells of a failure by itself, whatever the engine does; leaving on purpose is no
- * failure. */
-static void test_failure_is_told_at_once(void **state)
+/* The net thread tells by itself that the group is gone, and how, whatever the engine does. */
+static void test_loss_of_the_group_is_told_at_once(void **state)
 {
     (void)state;
     sl_server_t *server = server_at("tcp://127.0.0.1:*", 0);
     sl_node_params_t params = node_params(server);
     sl_node_t *node;
-    params.group_failed = count_failure;
-    failures_told = 0;
+    params.group_gone = count_gone;
+    told_failed = told_left = 0;
     assert_int_equal(sl_node_create(&params, &node), SL_OK);
     sl_peer_key_t key = welcome(server, 60000);
     answer(server, &key, (sl_message_t){.type = SL_MSG_GROUP_FAILED, .group_failed.left = true});
-    UNTIL(sl_node_group_failed(node), serve(server));
-    assert_int_equal(failures_told, 0);
+    UNTIL(told_left > 0, serve(server));
+    assert_int_equal(told_failed, 0);
+    assert_true(sl_node_group_failed(node) && sl_node_group_left(node));
     answer(server, &key, (sl_message_t){.type = SL_MSG_GROUP_FAILED});
-    UNTIL(failures_told > 0, serve(server));
+    UNTIL(told_failed > 0, serve(server));
+    assert_int_equal(told_left, 1);
     sl_node_destroy(node);
     sl_server_destroy(server);
 }
@@ -504,7 +509,7 @@ int main(void)
         cmocka_unit_test(test_welcome_heartbeat_and_goodbye),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_refused_later),
-        cmocka_unit_test(test_failure_is_told_at_once),
+        cmocka_unit_test(test_loss_of_the_group_is_told_at_once),
         cmocka_unit_test(test_no_router),
         cmocka_unit_test(test_stopped_while_waiting),
         cmocka_unit_test(test_hello_again),
