@@ -1,34 +1,45 @@
 /*
  * Unabsorbed attention of variable-length sequences, keys 128 + 64 wide and values 128 wide.
  *
- * One block a tile of 128 queries of one head, four warps of 32 queries each, two blocks a
- * multiprocessor: while one block's softmax runs, the other's products do. A block goes through
- * the keys it can see 64 at a time, from the last (where the causal mask cuts) to the first:
+ * A tile is 128 queries of one head; a block goes through the keys it can see 128 at a time, from
+ * the last (where the causal mask cuts) to the first. One block a multiprocessor, three warpgroups:
  *
- *     shared memory (88 KiB)                        per warp: 32 queries
- *     q      3 subtiles [128][64]   48 KiB          S  [32][64]   q . k, f32 registers
- *     keys   3 subtiles  [64][64]   24 KiB          P  = exp(S - max), bf16 registers
- *     values 2 subtiles  [64][64]   16 KiB          O  [32][128]  += P . v, f32 registers
+ *     warpgroup 0, one thread    takes tiles and copies (TMA)
+ *     warpgroups 1 and 2         64 queries each:
+ *                                  S [64][128]  q . k          f32 registers
+ *                                  P            exp(S - max)   bf16 registers
+ *                                  O [64][128]  += P . v       f32 registers
  *
- * Keys and values have one buffer each, filled while the other is in use:
+ *     shared memory (208 KiB)
+ *     q      3 subtiles [128][64]           48 KiB
+ *     keys   3 subtiles [128][64], twice    96 KiB    the third subtile is k_pe, which all heads
+ *     values 2 subtiles [128][64], twice    64 KiB    share and memory holds once
  *
- *     keys   j |== q.k ==|  copy j-1 ............|== q.k ==|
- *     values j | copy j  |softmax|=== P.v ===|   copy j-1  |softmax| ...
- *              ^         ^                   ^
- *              barrier   barrier             barrier: keys j-1 are there, values j are used up
+ * The tensor cores are to have work all the time. Within a warpgroup the next step's q . k runs
+ * with this step's P . v, and its softmax while P . v still runs; between the two, turns: the one
+ * whose turn it is issues its products, and the other one's softmax goes on meanwhile.
  *
- * The third subtile of the keys is k_pe, which all heads share; it is never copied to every head in
- * memory. Scores stay unscaled; the scale and log2(e) go into the exponent's multiply-add.
+ *     warpgroup 1  | q.k j-1, P.v j |  softmax j-1  | q.k j-2, P.v j-1 |  softmax j-2 ...
+ *     warpgroup 2  |   softmax j    | q.k j-1, P.v j |   softmax j-1   | q.k j-2 ...
  *
- * Order of blocks: a sequence's tiles with the most keys first, so that the last ones to run are
- * short; heads in groups whose keys and values fit in the L2 cache together.
+ *     q_full         the tile's description and its queries are there; 0 bytes without keys
+ *     q_empty        both warpgroups have multiplied with them for the last time (8 warps arrive)
+ *     keys_full[s], keys_empty[s], values_full[s], values_empty[s]    likewise, of a stage
  *
- * A query sees nothing of keys past its own, but a NaN in a key that some query of the same 32 sees
- * may reach the others: 0 times NaN.
+ * Tiles are taken from a counter, so that blocks with short ones take more; the copying thread runs
+ * ahead over tile ends. Order: a sequence's tiles with the most keys first, so that the last ones
+ * to run are short; heads in groups whose keys and values fit in the L2 cache together.
+ *
+ * Scores stay unscaled; the scale and log2(e) go into the exponent's multiply-add. Copies know no
+ * sequences: past a tile's last visible key there are other keys or another sequence's. Their
+ * scores are masked; their values are set to zero, for 0 times NaN is no zero. A NaN in a key that
+ * some query of a tile sees may reach the tile's others.
  */
 #include "kernels/cuda/attn_generic.cuh"
 #include "kernels/cuda/attn_sm90.cuh"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 enum {
     NOPE = 128,
@@ -37,40 +48,81 @@ enum {
     V_DIM = 128,
     KV = NOPE + V_DIM,
     QUERIES = 128, /* of a tile */
-    KEYS = 64,     /* of a step */
-    WARP_ROWS = 32,
-    THREADS = QUERIES / WARP_ROWS * 32,
+    KEYS = 128,    /* of a step */
+    STAGES = 2,
+    WARPGROUP = 128,
+    CONSUMERS = 2,
+    CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32,
+    CONSUMER_ROWS = QUERIES / CONSUMERS, /* 64: wgmma's M */
+    WARP_ROWS = 16,
+    THREADS = (1 + CONSUMERS) * WARPGROUP,
     SEQUENCES_MAX = 500, /* of a launch: its arguments stay below 4 KiB */
 };
 
+/* 65,536 registers: 128 x 40 for the copying warpgroup, 256 x 232 for the consumers. */
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+
 /* Bytes of shared memory. */
 enum {
-    ROW = 128,
-    Q_SUBTILE = QUERIES * ROW,
-    KEY_SUBTILE = KEYS * ROW,
+    SUBTILE = 128 * 128, /* queries, keys or values, 64 columns of them */
+    Q_BYTES = QK / 64 * SUBTILE,
+    KEYS_BYTES = QK / 64 * SUBTILE,
+    VALUES_BYTES = V_DIM / 64 * SUBTILE,
     Q_AT = 0,
-    KEYS_AT = Q_AT + QK / 64 * Q_SUBTILE,
-    VALUES_AT = KEYS_AT + QK / 64 * KEY_SUBTILE,
-    SHARED_BYTES = VALUES_AT + V_DIM / 64 * KEY_SUBTILE,
+    KEYS_AT = Q_AT + Q_BYTES,
+    VALUES_AT = KEYS_AT + STAGES * KEYS_BYTES,
+    TILES_BYTES = VALUES_AT + STAGES * VALUES_BYTES,
 };
+
+/* Barriers of some warps. */
+enum { BARRIER_CLEARED = 1, BARRIER_TURN /* and the next: one a consumer */ };
 
 typedef struct {
     sl_bf16_t *out;
     float *lse;
-    const sl_bf16_t *q, *kv, *k_pe;
     const int32_t *q_begin, *k_begin;
-    uint32_t sequences, heads, group_heads, k_pe_stride;
+    uint32_t *next_tile; /* zero at the launch */
+    uint32_t tiles, sequences, heads, group_heads;
     uint32_t causal;
     float scale;
     uint32_t tile_begin[SEQUENCES_MAX + 1]; /* query tiles of the sequences before */
 } prefill_args_t;
 
-/* A block's work: queries [query0, query0 + QUERIES) of a sequence, those below `queries`. */
+/* Queries [query0, query0 + QUERIES) of a sequence, those below `queries`. */
 typedef struct {
-    uint32_t head;
-    int32_t query0, queries, keys;
-    size_t first_query, first_key; /* of the sequence */
+    uint32_t head, first_query, first_key; /* the latter two of the sequence */
+    int32_t query0, queries;
+    int32_t seen;      /* keys that query0 sees; may be below 0, or above the number of keys */
+    int32_t last_seen; /* that any of the tile's queries sees */
 } prefill_tile_t;
+
+/* After the tiles in shared memory. */
+typedef struct {
+    uint64_t q_full, q_empty;
+    uint64_t keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
+    prefill_tile_t tile;
+    uint32_t over; /* there is no further tile */
+} prefill_shared_t;
+
+#define SHARED_BYTES (TILES_BYTES + sizeof(prefill_shared_t) + 1024 /* alignment */)
+
+/* A place in the rings of keys and of values, which go together. */
+typedef struct {
+    uint32_t stage, parity;
+} place_t;
+
+__device__ static __forceinline__ place_t place_after(place_t place)
+{
+    place.stage ^= 1;
+    place.parity ^= place.stage == 0;
+    return place;
+}
+
+__device__ static __forceinline__ int32_t steps_of(const prefill_tile_t &tile)
+{
+    return (tile.last_seen + KEYS - 1) / KEYS;
+}
 
 __device__ static prefill_tile_t find_tile(const prefill_args_t &args, uint32_t index)
 {
@@ -92,337 +144,372 @@ __device__ static prefill_tile_t find_tile(const prefill_args_t &args, uint32_t 
     prefill_tile_t tile;
     tile.head = head0 + place % group;
     tile.query0 = (int32_t)((tiles - 1 - place / group) * QUERIES);
-    tile.first_query = (size_t)args.q_begin[low];
-    tile.first_key = (size_t)args.k_begin[low];
+    tile.first_query = (uint32_t)args.q_begin[low];
+    tile.first_key = (uint32_t)args.k_begin[low];
     tile.queries = args.q_begin[low + 1] - args.q_begin[low];
-    tile.keys = args.k_begin[low + 1] - args.k_begin[low];
+    const int32_t keys = args.k_begin[low + 1] - args.k_begin[low];
+    tile.seen = args.causal ? keys - tile.queries + 1 + tile.query0 : keys;
+    const int32_t last = args.causal ? min(QUERIES, tile.queries - tile.query0) - 1 : 0;
+    tile.last_seen = max(0, min(keys, tile.seen + last));
     return tile;
 }
 
-/* Query i of the sequence sees the first min(keys, first_seen + i) keys. */
-__device__ static __forceinline__ int32_t first_seen(const prefill_args_t &args,
-                                                     const prefill_tile_t &tile)
+/* ---- the copying thread ---- */
+
+__device__ static __forceinline__ void copy_step(uint32_t at, prefill_shared_t *shared,
+                                                 const prefill_tile_t &tile, uint32_t key,
+                                                 place_t place, const CUtensorMap *kv_map,
+                                                 const CUtensorMap *k_pe_map)
 {
-    return args.causal ? tile.keys - tile.queries + 1 : tile.keys;
+    const uint32_t keys_at = at + KEYS_AT + place.stage * KEYS_BYTES;
+    const uint32_t values_at = at + VALUES_AT + place.stage * VALUES_BYTES;
+    const uint32_t keys_full = sl_ptx_shared(&shared->keys_full[place.stage]);
+    const uint32_t values_full = sl_ptx_shared(&shared->values_full[place.stage]);
+    sl_ptx_barrier_wait(sl_ptx_shared(&shared->keys_empty[place.stage]), place.parity ^ 1);
+    sl_ptx_barrier_arrive_expect(keys_full, KEYS_BYTES);
+#pragma unroll
+    for (uint32_t s = 0; s < NOPE / 64; s++) {
+        sl_ptx_tma_load_3d(keys_at + s * SUBTILE, kv_map, keys_full, s * 64, tile.head, key);
+    }
+    sl_ptx_tma_load_2d(keys_at + NOPE / 64 * SUBTILE, k_pe_map, keys_full, 0, key);
+    sl_ptx_barrier_wait(sl_ptx_shared(&shared->values_empty[place.stage]), place.parity ^ 1);
+    sl_ptx_barrier_arrive_expect(values_full, VALUES_BYTES);
+#pragma unroll
+    for (uint32_t s = 0; s < V_DIM / 64; s++) {
+        sl_ptx_tma_load_3d(values_at + s * SUBTILE, kv_map, values_full, NOPE + s * 64, tile.head,
+                           key);
+    }
 }
 
-/* Eight neighbouring threads copy a row of a subtile: 128 bytes of memory in one piece. */
-__device__ static __forceinline__ void copy_queries(const prefill_args_t &args,
-                                                    const prefill_tile_t &tile, uint32_t shared)
+__device__ static __forceinline__ void produce(const prefill_args_t &args, uint32_t at,
+                                               prefill_shared_t *shared, const CUtensorMap *q_map,
+                                               const CUtensorMap *kv_map,
+                                               const CUtensorMap *k_pe_map)
 {
-    const uint32_t row0 = threadIdx.x / 8, chunk = threadIdx.x % 8;
-    const uint32_t to = shared + Q_AT + row0 * ROW + ((chunk ^ (row0 % 8)) * 16);
+    const uint32_t q_full = sl_ptx_shared(&shared->q_full);
+    const uint32_t q_empty = sl_ptx_shared(&shared->q_empty);
+    place_t place = {0, 0};
+    for (uint32_t turn = 0;; turn++) {
+        const uint32_t index = atomicAdd(args.next_tile, 1);
+        const bool over = index >= args.tiles;
+        const prefill_tile_t tile = find_tile(args, over ? 0 : index);
+        const int32_t steps = over ? 0 : steps_of(tile);
+        sl_ptx_barrier_wait(q_empty, (turn & 1) ^ 1);
+        shared->tile = tile;
+        shared->over = over;
+        if (steps == 0) {
+            sl_ptx_barrier_arrive(q_full);
+        } else {
+            sl_ptx_barrier_arrive_expect(q_full, Q_BYTES);
 #pragma unroll
-    for (uint32_t i = 0; i < QUERIES * 8 / THREADS; i++) {
-        const int32_t query = tile.query0 + (int32_t)(row0 + i * (THREADS / 8));
-        const bool valid = query < tile.queries;
-        const sl_bf16_t *from =
-            args.q +
-            ((tile.first_query + (size_t)(valid ? query : 0)) * args.heads + tile.head) * QK +
-            chunk * 8;
-#pragma unroll
-        for (uint32_t s = 0; s < QK / 64; s++) {
-            sl_copy_async(to + s * Q_SUBTILE + i * (THREADS / 8) * ROW, from + s * 64, valid);
+            for (uint32_t s = 0; s < QK / 64; s++) {
+                sl_ptx_tma_load_3d(at + Q_AT + s * SUBTILE, q_map, q_full, s * 64, tile.head,
+                                   tile.first_query + (uint32_t)tile.query0);
+            }
+        }
+        if (over) {
+            return;
+        }
+        for (int32_t step = steps - 1; step >= 0; step--) {
+            copy_step(at, shared, tile, tile.first_key + (uint32_t)(step * KEYS), place, kv_map,
+                      k_pe_map);
+            place = place_after(place);
         }
     }
 }
 
-/* A thread's place in the copies of keys and values: one chunk of every 16th row. Counted in
- * chunks, which 32 bits suffice for: addresses would cost registers that the products need. */
+/* ---- a consumer warpgroup: 64 queries, those of a warp 16 in a row ---- */
+
+/* As sl_ptx_wgmma() says: rows l / 4 and l / 4 + 8 of the warp's, by [h]. */
+typedef float scores_t[KEYS / 2];
+typedef float sums_t[V_DIM / 2];
+typedef uint32_t weights_t[KEYS / 4];
+
 typedef struct {
-    uint32_t kv, k_pe; /* 16-byte pieces from the arrays' begin to the row of the next copy */
-    uint32_t to;
-} copy_place_t;
-
-__device__ static __forceinline__ copy_place_t copy_place(const prefill_args_t &args,
-                                                          const prefill_tile_t &tile, int32_t key0,
-                                                          uint32_t shared)
-{
-    const uint32_t row0 = threadIdx.x / 8, chunk = threadIdx.x % 8;
-    const size_t row = tile.first_key + (size_t)key0 + row0;
-    copy_place_t place;
-    place.kv = (uint32_t)((row * args.heads + tile.head) * (KV / 8) + chunk);
-    place.k_pe = (uint32_t)(row * (args.k_pe_stride / 8) + chunk);
-    place.to = shared + row0 * ROW + ((chunk ^ (row0 % 8)) * 16);
-    return place;
-}
-
-__device__ static __forceinline__ void step_back(const prefill_args_t &args, copy_place_t *place)
-{
-    place->kv -= args.heads * (KV / 8 * KEYS);
-    place->k_pe -= args.k_pe_stride / 8 * KEYS;
-}
-
-/* The step's keys, of which the first `left` exist: the rest become zeros, and nothing is read. */
-__device__ static __forceinline__ void copy_keys(const prefill_args_t &args,
-                                                 const copy_place_t &place, int32_t left)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < KEYS * 8 / THREADS; i++) {
-        const uint32_t down = i * (THREADS / 8), at = place.to + KEYS_AT + down * ROW;
-        const bool valid = (int32_t)(threadIdx.x / 8 + down) < left;
-        const sl_bf16_t *nope = args.kv + (size_t)(place.kv + args.heads * (down * KV / 8)) * 8;
-        sl_copy_async(at, nope, valid);
-        sl_copy_async(at + KEY_SUBTILE, nope + 64, valid);
-        sl_copy_async(at + 2 * KEY_SUBTILE,
-                      args.k_pe + (size_t)(place.k_pe + args.k_pe_stride / 8 * down) * 8, valid);
-    }
-}
-
-__device__ static __forceinline__ void copy_values(const prefill_args_t &args,
-                                                   const copy_place_t &place, int32_t left)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < KEYS * 8 / THREADS; i++) {
-        const uint32_t down = i * (THREADS / 8), at = place.to + VALUES_AT + down * ROW;
-        const bool valid = (int32_t)(threadIdx.x / 8 + down) < left;
-        const sl_bf16_t *value =
-            args.kv + (size_t)(place.kv + args.heads * (down * KV / 8)) * 8 + NOPE;
-        sl_copy_async(at, value, valid);
-        sl_copy_async(at + KEY_SUBTILE, value + 64, valid);
-    }
-}
-
-/* Everything below is of one warp and its 32 queries: [2] is of 16 rows, then tiles of 8 columns.
- */
-typedef float scores_t[2][KEYS / 8][4];
-typedef float sums_t[2][V_DIM / 8][4];
-
-/* Of the four rows a thread holds parts of: [16-row half][row g or g + 8]. */
-typedef struct {
-    float max[2][2];  /* unscaled */
-    float part[2][2]; /* this thread's part of the sum of weights */
+    float max[2];  /* unscaled */
+    float part[2]; /* this thread's part of the sum of weights */
 } prefill_stats_t;
 
-__device__ static __forceinline__ void multiply_keys(scores_t s, uint32_t q_at, uint32_t keys_at)
+__device__ static __forceinline__ void multiply_keys(scores_t &s, uint32_t q_at, uint32_t keys_at)
 {
+    const uint64_t q = sl_ptx_wgmma_operand(q_at), keys = sl_ptx_wgmma_operand(keys_at);
 #pragma unroll
-    for (uint32_t m = 0; m < 2; m++) {
-#pragma unroll
-        for (uint32_t n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                s[m][n][i] = 0;
-            }
-        }
-    }
-#pragma unroll 4 /* a subtile; unrolled altogether it spills */
     for (uint32_t k = 0; k < QK / 16; k++) {
-        uint32_t a[2][4];
-#pragma unroll
-        for (uint32_t m = 0; m < 2; m++) {
-            sl_load_blocks(a[m], ((q_at ^ (k % 4 * 32)) + k / 4 * Q_SUBTILE + m * 16 * ROW));
-        }
-#pragma unroll
-        for (uint32_t n = 0; n < KEYS / 16; n++) {
-            uint32_t b[4];
-            sl_load_blocks(b, (keys_at ^ (k % 4 * 32)) + k / 4 * KEY_SUBTILE + n * 16 * ROW);
-#pragma unroll
-            for (uint32_t m = 0; m < 2; m++) {
-                sl_mma(s[m][2 * n], a[m], b[0], b[1]);
-                sl_mma(s[m][2 * n + 1], a[m], b[2], b[3]);
-            }
-        }
+        const uint32_t on = k / 4 * (SUBTILE / 16) + k % 4 * SL_PTX_WGMMA_K_STEP;
+        sl_ptx_wgmma<KEYS>(s, q + on, keys + on, k > 0);
     }
+    sl_ptx_wgmma_commit();
 }
 
-/* The step has `left` keys; the warp's first query sees `seen` of them, and so on. */
-__device__ static __forceinline__ void mask(scores_t s, int32_t left, int32_t seen)
+__device__ static __forceinline__ void multiply_values(sums_t &o, const weights_t &p,
+                                                       uint32_t values_at)
+{
+    const uint64_t values = sl_ptx_wgmma_rows_operand(values_at, SUBTILE);
+#pragma unroll
+    for (uint32_t k = 0; k < KEYS / 16; k++) {
+        sl_ptx_wgmma_rows(o, &p[4 * k], values + k * SL_PTX_WGMMA_ROWS_STEP);
+    }
+    sl_ptx_wgmma_commit();
+}
+
+/* Of the step's keys the tile sees `left`, the warp's first query `seen`, the next one more. */
+__device__ static __forceinline__ void mask(scores_t &s, int32_t left, int32_t seen)
 {
     seen += (int32_t)(threadIdx.x % 32 / 4);
     const int32_t column0 = (int32_t)(threadIdx.x % 4 * 2);
 #pragma unroll
-    for (int32_t n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-        for (int32_t i = 0; i < 4; i++) {
-#pragma unroll
-            for (int32_t m = 0; m < 2; m++) {
-                if (column0 + n * 8 + i % 2 >= min(left, seen + m * 16 + i / 2 * 8)) {
-                    s[m][n][i] = -INFINITY;
-                }
-            }
+    for (int32_t i = 0; i < KEYS / 2; i++) {
+        const int32_t column = column0 + i / 4 * 8 + i % 2;
+        if (column >= min(left, seen + i / 2 % 2 * 8)) {
+            s[i] = -INFINITY;
         }
     }
 }
 
-/* Scores to weights relative to the new maximum; sums so far are brought to it. */
-__device__ static __forceinline__ void soften(scores_t s, sums_t o, prefill_stats_t *stats,
-                                              float scale_log2)
+/* Scores to weights relative to the new maximum; what sums so far must be multiplied by. */
+__device__ static __forceinline__ void soften(scores_t &s, prefill_stats_t *stats,
+                                              float correction[2], float scale_log2)
 {
 #pragma unroll
-    for (uint32_t m = 0; m < 2; m++) {
+    for (uint32_t h = 0; h < 2; h++) {
+        float max = stats->max[h];
 #pragma unroll
-        for (uint32_t h = 0; h < 2; h++) {
-            float max = stats->max[m][h];
+        for (uint32_t n = 0; n < KEYS / 8; n++) {
+            max = fmaxf(max, fmaxf(s[4 * n + 2 * h], s[4 * n + 2 * h + 1]));
+        }
+        max = sl_quad_max(max);
+        const float shift = max == -INFINITY ? 0 : max * scale_log2;
+        correction[h] = sl_exp2(stats->max[h] * scale_log2 - shift);
+        float part = stats->part[h] * correction[h];
 #pragma unroll
-            for (uint32_t n = 0; n < KEYS / 8; n++) {
-                max = fmaxf(max, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+        for (uint32_t n = 0; n < KEYS / 8; n++) {
+            const float a = sl_exp2(s[4 * n + 2 * h] * scale_log2 - shift);
+            const float b = sl_exp2(s[4 * n + 2 * h + 1] * scale_log2 - shift);
+            s[4 * n + 2 * h] = a;
+            s[4 * n + 2 * h + 1] = b;
+            part += a + b;
+        }
+        stats->max[h] = max;
+        stats->part[h] = part;
+    }
+}
+
+__device__ static __forceinline__ void pack_weights(weights_t &p, const scores_t &s)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < KEYS / 4; i++) {
+        p[i] = sl_pack2(s[2 * i], s[2 * i + 1]);
+    }
+}
+
+__device__ static __forceinline__ void correct(sums_t &o, const float correction[2])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < V_DIM / 2; i++) {
+        o[i] *= correction[i / 2 % 2];
+    }
+}
+
+/* Zeros for the values past the first `left`, by both consumers. */
+__device__ static __forceinline__ void clear_values(uint32_t values_at, int32_t left)
+{
+    const int32_t thread = (int32_t)threadIdx.x - WARPGROUP;
+    for (int32_t i = left * 8 + thread; i < KEYS * 8; i += CONSUMERS * WARPGROUP) {
+#pragma unroll
+        for (uint32_t s = 0; s < V_DIM / 64; s++) {
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(values_at + s * SUBTILE +
+                                                                          (uint32_t)i * 16),
+                         "r"(0)
+                         : "memory");
+        }
+    }
+    sl_ptx_stores_done();
+    sl_ptx_named_barrier(BARRIER_CLEARED, CONSUMERS * WARPGROUP);
+}
+
+__device__ static __forceinline__ void wait_turn(uint32_t consumer)
+{
+    sl_ptx_named_barrier(BARRIER_TURN + consumer, CONSUMERS * WARPGROUP);
+}
+
+__device__ static __forceinline__ void pass_turn(uint32_t consumer)
+{
+    sl_ptx_named_arrive(BARRIER_TURN + (consumer ^ 1), CONSUMERS * WARPGROUP);
+}
+
+/* By one lane of each warp, once all of them have waited for their products. */
+__device__ static __forceinline__ void release(uint64_t *barrier)
+{
+    if (threadIdx.x % 32 == 0) {
+        sl_ptx_barrier_arrive(sl_ptx_shared(barrier));
+    }
+}
+
+/* Neighbouring lanes swap so that each stores 8 bytes, and four of them 32 in one piece. */
+__device__ static __forceinline__ void store_rows(const prefill_args_t &args,
+                                                  const prefill_tile_t &tile, const sums_t &o,
+                                                  const prefill_stats_t &stats, uint32_t row0)
+{
+    const uint32_t lane = threadIdx.x % 32, odd = lane % 2;
+#pragma unroll
+    for (uint32_t h = 0; h < 2; h++) {
+        const float sum = sl_quad_sum(stats.part[h]);
+        const float inverse = sum == 0 ? 0 : 1 / sum;
+        const int32_t query = tile.query0 + (int32_t)(row0 + lane / 4 + 8 * h);
+        const size_t row = ((size_t)tile.first_query + (size_t)query) * args.heads + tile.head;
+        sl_bf16_t *to = args.out + row * V_DIM + odd * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+        for (uint32_t n = 0; n < V_DIM / 8; n += 2) {
+            const float *even = &o[4 * n + 2 * h], *next = even + 4;
+            const uint32_t a = sl_pack2(even[0] * inverse, even[1] * inverse);
+            const uint32_t b = sl_pack2(next[0] * inverse, next[1] * inverse);
+            const uint32_t got = __shfl_xor_sync(SL_FULL_MASK, odd ? a : b, 1);
+            if (query < tile.queries) {
+                *reinterpret_cast<uint2 *>(to + n * 8) =
+                    odd ? make_uint2(got, b) : make_uint2(a, got);
             }
-            max = sl_quad_max(max);
-            const float shift = max == -INFINITY ? 0 : max * scale_log2;
-            const float correction = sl_exp2(stats->max[m][h] * scale_log2 - shift);
-            float part = stats->part[m][h] * correction;
-#pragma unroll
-            for (uint32_t n = 0; n < KEYS / 8; n++) {
-                const float a = sl_exp2(s[m][n][2 * h] * scale_log2 - shift);
-                const float b = sl_exp2(s[m][n][2 * h + 1] * scale_log2 - shift);
-                s[m][n][2 * h] = a;
-                s[m][n][2 * h + 1] = b;
-                part += a + b;
-            }
-            stats->max[m][h] = max;
-            stats->part[m][h] = part;
-#pragma unroll
-            for (uint32_t n = 0; n < V_DIM / 8; n++) {
-                o[m][n][2 * h] *= correction;
-                o[m][n][2 * h + 1] *= correction;
-            }
+        }
+        if (args.lse != NULL && lane % 4 == 0 && query < tile.queries) {
+            args.lse[row] = sum == 0 ? -INFINITY : stats.max[h] * args.scale + logf(sum);
         }
     }
 }
 
-/* A C fragment of two column tiles is, in bf16, an A fragment 16 deep. */
-__device__ static __forceinline__ void multiply_values(sums_t o, const scores_t p,
-                                                       uint32_t values_at)
+/* The tile's steps, of which there is at least one. */
+__device__ static __forceinline__ void attend(const prefill_args_t &args,
+                                              const prefill_tile_t &tile, uint32_t at,
+                                              prefill_shared_t *shared, uint32_t consumer,
+                                              place_t *place_p, sums_t &o, prefill_stats_t *stats)
 {
-#pragma unroll
-    for (uint32_t k = 0; k < KEYS / 16; k++) {
-        uint32_t a[2][4];
-#pragma unroll
-        for (uint32_t m = 0; m < 2; m++) {
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                const float *pair = &p[m][2 * k + i / 2][i % 2 * 2];
-                a[m][i] = sl_pack2(pair[0], pair[1]);
-            }
-        }
-#pragma unroll
-        for (uint32_t n = 0; n < V_DIM / 16; n++) {
-            uint32_t b[4];
-            sl_load_blocks_transposed(b, (values_at ^ (n % 4 * 32)) + n / 4 * KEY_SUBTILE +
-                                             k * 16 * ROW);
-#pragma unroll
-            for (uint32_t m = 0; m < 2; m++) {
-                sl_mma(o[m][2 * n], a[m], b[0], b[1]);
-                sl_mma(o[m][2 * n + 1], a[m], b[2], b[3]);
-            }
-        }
-    }
-}
+    const float scale_log2 = args.scale * SL_LOG2_E;
+    const uint32_t q_at = at + Q_AT + consumer * CONSUMER_ROWS * SL_ROW_BYTES;
+    const uint32_t row0 = threadIdx.x % WARPGROUP / 32 * WARP_ROWS + consumer * CONSUMER_ROWS;
+    const int32_t steps = steps_of(tile);
+    int32_t left = tile.last_seen - (steps - 1) * KEYS; /* counted from the step's first key */
+    int32_t seen = tile.seen + (int32_t)row0 - (steps - 1) * KEYS;
+    place_t place = *place_p;
+    scores_t s;
+    weights_t p;
+    float correction[2];
 
-/* The warp's 32 rows of the result, through its own part of the queries' tile: in a warp's order
- * of fragments a store would be 4 bytes. */
-__device__ static __forceinline__ void store_tile(const prefill_args_t &args,
-                                                  const prefill_tile_t &tile, const sums_t o,
-                                                  const prefill_stats_t &stats,
-                                                  unsigned char *shared)
-{
-    const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * WARP_ROWS;
-#pragma unroll
-    for (uint32_t m = 0; m < 2; m++) {
-#pragma unroll
-        for (uint32_t h = 0; h < 2; h++) {
-            const uint32_t row = warp_row + m * 16 + h * 8 + lane / 4;
-            const int32_t query = tile.query0 + (int32_t)row;
-            const float sum = sl_quad_sum(stats.part[m][h]);
-            const float inverse = sum == 0 ? 0 : 1 / sum;
-#pragma unroll
-            for (uint32_t n = 0; n < V_DIM / 8; n++) {
-                const uint32_t at =
-                    n / 8 * Q_SUBTILE + row * ROW + ((n % 8) ^ (row % 8)) * 16 + lane % 4 * 4;
-                *reinterpret_cast<uint32_t *>(shared + Q_AT + at) =
-                    sl_pack2(o[m][n][2 * h] * inverse, o[m][n][2 * h + 1] * inverse);
-            }
-            if (args.lse != NULL && lane % 4 == 0 && query < tile.queries) {
-                args.lse[(tile.first_query + (size_t)query) * args.heads + tile.head] =
-                    sum == 0 ? -INFINITY : stats.max[m][h] * args.scale + logf(sum);
-            }
-        }
+    sl_ptx_barrier_wait(sl_ptx_shared(&shared->keys_full[place.stage]), place.parity);
+    wait_turn(consumer);
+    sl_ptx_wgmma_begin();
+    multiply_keys(s, q_at, at + KEYS_AT + place.stage * KEYS_BYTES);
+    pass_turn(consumer);
+    if (left < KEYS) {
+        sl_ptx_barrier_wait(sl_ptx_shared(&shared->values_full[place.stage]), place.parity);
+        clear_values(at + VALUES_AT + place.stage * VALUES_BYTES, left);
     }
-    __syncwarp();
-#pragma unroll
-    for (uint32_t i = 0; i < WARP_ROWS / 2; i++) {
-        const uint32_t row = warp_row + i * 2 + lane / 16, chunk = lane % 16;
-        const int32_t query = tile.query0 + (int32_t)row;
-        const uint32_t at = chunk / 8 * Q_SUBTILE + row * ROW + ((chunk % 8) ^ (row % 8)) * 16;
-        if (query < tile.queries) {
-            sl_store16(args.out +
-                           ((tile.first_query + (size_t)query) * args.heads + tile.head) * V_DIM +
-                           chunk * 8,
-                       sl_load16(shared + Q_AT + at));
-        }
+    sl_ptx_wgmma_wait<0>();
+    sl_ptx_wgmma_pin(s);
+    release(&shared->keys_empty[place.stage]);
+    if (min(left, seen) < KEYS) {
+        mask(s, left, seen);
     }
-}
+    soften(s, stats, correction, scale_log2);
+    pack_weights(p, s);
 
-static __global__ void __launch_bounds__(THREADS, 2)
-    prefill_kernel(const __grid_constant__ prefill_args_t args)
-{
-    extern __shared__ __align__(1024) unsigned char shared[];
-    const uint32_t at = sl_shared_address(shared), lane = threadIdx.x % 32;
-    const uint32_t warp_row = threadIdx.x / 32 * WARP_ROWS;
-    const uint32_t q_at = sl_lane_address_a(at + Q_AT + warp_row * ROW, lane);
-    const uint32_t keys_at = sl_lane_address_b(at + KEYS_AT, lane);
-    const uint32_t values_at = sl_lane_address_a(at + VALUES_AT, lane);
-    const prefill_tile_t tile = find_tile(args, blockIdx.x);
-
-    sums_t o;
-    prefill_stats_t stats;
-#pragma unroll
-    for (uint32_t m = 0; m < 2; m++) {
-#pragma unroll
-        for (uint32_t n = 0; n < V_DIM / 8; n++) {
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                o[m][n][i] = 0;
-            }
-        }
-        stats.max[m][0] = stats.max[m][1] = -INFINITY;
-        stats.part[m][0] = stats.part[m][1] = 0;
-    }
-
-    /* From here on the step's first key is key0; what is counted from it moves along. */
-    const int32_t seen0 = first_seen(args, tile);
-    const int32_t last = min(tile.query0 + QUERIES, tile.queries) - 1;
-    const int32_t tile_seen = max(0, min(tile.keys, seen0 + last));
-    int32_t key0 = (tile_seen + KEYS - 1) / KEYS * KEYS - KEYS;
-    int32_t left = tile.keys - key0;
-    int32_t seen = seen0 + tile.query0 + (int32_t)warp_row - key0;
-    copy_place_t place = copy_place(args, tile, key0, at);
-    if (key0 >= 0) {
-        copy_queries(args, tile, at);
-        copy_keys(args, place, left);
-        sl_copy_commit();
-    }
-    for (; key0 >= 0; key0 -= KEYS) {
-        sl_copy_wait<0>();
-        __syncthreads(); /* these keys are there; the values of the step before are used up */
-        copy_values(args, place, left);
-        sl_copy_commit();
-
-        /* A warp whose queries all come before these keys has nothing to do with them. */
-        const bool live = seen + (WARP_ROWS - 1) > 0;
-        scores_t s;
-        if (live) {
-            multiply_keys(s, q_at, keys_at);
-        }
-        sl_copy_wait<0>();
-        __syncthreads(); /* the values are there; the keys are used up */
-        step_back(args, &place);
-        if (key0 > 0) {
-            copy_keys(args, place, KEYS);
-            sl_copy_commit();
-        }
-        if (live) {
-            if (min(left, seen) < KEYS) {
-                mask(s, left, seen);
-            }
-            soften(s, o, &stats, args.scale * SL_LOG2_E);
-            multiply_values(o, s, values_at);
-        }
+    for (int32_t step = steps - 2; step >= 0; step--) {
+        const place_t next = place_after(place);
         left += KEYS;
         seen += KEYS;
+        sl_ptx_barrier_wait(sl_ptx_shared(&shared->keys_full[next.stage]), next.parity);
+        wait_turn(consumer);
+        sl_ptx_wgmma_pin(s);
+        sl_ptx_wgmma_pin(o);
+        sl_ptx_wgmma_begin();
+        multiply_keys(s, q_at, at + KEYS_AT + next.stage * KEYS_BYTES);
+        sl_ptx_barrier_wait(sl_ptx_shared(&shared->values_full[place.stage]), place.parity);
+        multiply_values(o, p, at + VALUES_AT + place.stage * VALUES_BYTES);
+        pass_turn(consumer);
+        sl_ptx_wgmma_wait<1>();
+        sl_ptx_wgmma_pin(s);
+        release(&shared->keys_empty[next.stage]);
+        if (min(left, seen) < KEYS) {
+            mask(s, left, seen);
+        }
+        soften(s, stats, correction, scale_log2);
+        sl_ptx_wgmma_wait<0>();
+        sl_ptx_wgmma_pin(o);
+        release(&shared->values_empty[place.stage]);
+        correct(o, correction);
+        pack_weights(p, s);
+        place = next;
     }
-    store_tile(args, find_tile(args, blockIdx.x), o, stats, shared);
+
+    release(&shared->q_empty);
+    sl_ptx_barrier_wait(sl_ptx_shared(&shared->values_full[place.stage]), place.parity);
+    sl_ptx_wgmma_pin(o);
+    sl_ptx_wgmma_begin();
+    multiply_values(o, p, at + VALUES_AT + place.stage * VALUES_BYTES);
+    sl_ptx_wgmma_wait<0>();
+    sl_ptx_wgmma_pin(o);
+    release(&shared->values_empty[place.stage]);
+    *place_p = place_after(place);
+}
+
+__device__ static __forceinline__ void consume(const prefill_args_t &args, uint32_t at,
+                                               prefill_shared_t *shared)
+{
+    const uint32_t consumer = threadIdx.x / WARPGROUP - 1;
+    const uint32_t row0 = threadIdx.x % WARPGROUP / 32 * WARP_ROWS + consumer * CONSUMER_ROWS;
+    place_t place = {0, 0};
+    if (consumer == 1) {
+        pass_turn(consumer); /* the first turn is the other one's */
+    }
+    for (uint32_t turn = 0;; turn++) {
+        sl_ptx_barrier_wait(sl_ptx_shared(&shared->q_full), turn & 1);
+        const prefill_tile_t tile = shared->tile;
+        if (shared->over) {
+            return;
+        }
+        sums_t o = {};
+        prefill_stats_t stats = {{-INFINITY, -INFINITY}, {0, 0}};
+        if (tile.last_seen > 0) {
+            attend(args, tile, at, shared, consumer, &place, o, &stats);
+        } else {
+            release(&shared->q_empty);
+        }
+        store_rows(args, tile, o, stats, row0);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, 1)
+    prefill_kernel(const __grid_constant__ CUtensorMap q_map,
+                   const __grid_constant__ CUtensorMap kv_map,
+                   const __grid_constant__ CUtensorMap k_pe_map,
+                   const __grid_constant__ prefill_args_t args)
+{
+    extern __shared__ unsigned char memory[];
+    /* The swizzle is a function of the address: atoms start at multiples of 1,024 bytes. */
+    unsigned char *base = memory + (1024 - sl_ptx_shared(memory) % 1024) % 1024;
+    prefill_shared_t *shared = reinterpret_cast<prefill_shared_t *>(base + TILES_BYTES);
+    const uint32_t at = sl_ptx_shared(base);
+    if (threadIdx.x == 0) {
+        sl_ptx_barrier_init(sl_ptx_shared(&shared->q_full), 1);
+        sl_ptx_barrier_init(sl_ptx_shared(&shared->q_empty), CONSUMER_WARPS);
+        for (uint32_t s = 0; s < STAGES; s++) {
+            sl_ptx_barrier_init(sl_ptx_shared(&shared->keys_full[s]), 1);
+            sl_ptx_barrier_init(sl_ptx_shared(&shared->values_full[s]), 1);
+            sl_ptx_barrier_init(sl_ptx_shared(&shared->keys_empty[s]), CONSUMER_WARPS);
+            sl_ptx_barrier_init(sl_ptx_shared(&shared->values_empty[s]), CONSUMER_WARPS);
+        }
+        sl_ptx_barrier_init_done();
+        sl_ptx_tma_prefetch_map(&q_map);
+        sl_ptx_tma_prefetch_map(&kv_map);
+        sl_ptx_tma_prefetch_map(&k_pe_map);
+    }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        sl_ptx_registers_give_back<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) {
+            produce(args, at, shared, &q_map, &kv_map, &k_pe_map);
+        }
+    } else {
+        sl_ptx_registers_take<CONSUMER_REGISTERS>();
+        consume(args, at, shared);
+    }
 }
 
 /* ---- any other geometry ---- */
@@ -523,6 +610,21 @@ static uint32_t group_heads(const sl_device_t *device, const sl_attn_prefill_t *
     return fit >= p->heads ? p->heads : fit < 8 ? (p->heads < 8 ? p->heads : 8) : (uint32_t)fit;
 }
 
+/* Queries, keys with values, and rotary keys of all sequences. */
+static sl_status_t make_maps(const sl_attn_prefill_t *p, CUtensorMap *q_map, CUtensorMap *kv_map,
+                             CUtensorMap *k_pe_map)
+{
+    const uint64_t queries = (uint64_t)p->host_q_begin[p->sequences];
+    const uint64_t keys = (uint64_t)p->host_k_begin[p->sequences];
+    const uint64_t heads = p->heads;
+    const sl_tensor_map_t q = {p->q, 3, {QK, heads, queries}, {1, QK, heads * QK}, {0, 1, QUERIES}};
+    const sl_tensor_map_t kv = {p->kv, 3, {KV, heads, keys}, {1, KV, heads * KV}, {0, 1, KEYS}};
+    const sl_tensor_map_t k_pe = {p->k_pe, 2, {ROPE, keys}, {1, p->k_pe_stride}, {0, KEYS}};
+    SL_TRY(sl_cuda_tensor_map(&q, "attn_prefill", q_map));
+    SL_TRY(sl_cuda_tensor_map(&kv, "attn_prefill", kv_map));
+    return sl_cuda_tensor_map(&k_pe, "attn_prefill", k_pe_map);
+}
+
 /* Sequences [first, first + count) in one launch. */
 static sl_status_t launch_sequences(sl_device_t *device, cudaStream_t on,
                                     const sl_attn_prefill_t *p, uint32_t first, uint32_t count)
@@ -530,15 +632,13 @@ static sl_status_t launch_sequences(sl_device_t *device, cudaStream_t on,
     prefill_args_t args = {
         (sl_bf16_t *)p->out,
         p->lse,
-        (const sl_bf16_t *)p->q,
-        (const sl_bf16_t *)p->kv,
-        (const sl_bf16_t *)p->k_pe,
         p->q_begin + first,
         p->k_begin + first,
+        NULL,
+        0,
         count,
         p->heads,
         group_heads(device, p, first, count),
-        p->k_pe_stride,
         p->causal,
         p->scale,
         {0},
@@ -548,15 +648,24 @@ static sl_status_t launch_sequences(sl_device_t *device, cudaStream_t on,
         args.tile_begin[s + 1] =
             args.tile_begin[s] + sl_div_up((uint32_t)(begin[1] - begin[0]), QUERIES);
     }
-    const size_t blocks = (size_t)args.tile_begin[count] * p->heads;
-    if (blocks == 0) {
+    const size_t tiles = (size_t)args.tile_begin[count] * p->heads;
+    if (tiles == 0) {
         return SL_OK;
     }
-    SL_ASSERT(blocks <= INT32_MAX);
+    SL_ASSERT(tiles <= INT32_MAX && SHARED_BYTES <= device->smem_max_bytes);
+    args.tiles = (uint32_t)tiles;
+    CUtensorMap q_map, kv_map, k_pe_map;
+    void *next_tile = NULL;
+    SL_TRY(make_maps(p, &q_map, &kv_map, &k_pe_map));
+    SL_TRY(sl_cuda_scratch(device, (sl_stream_t *)on, SL_SLOT_ATTN_PREFILL, sizeof(uint32_t),
+                           &next_tile));
+    args.next_tile = (uint32_t *)next_tile;
+    SL_CUDA_TRY(cudaMemsetAsync(next_tile, 0, sizeof(uint32_t), on), "attn_prefill");
     SL_CUDA_TRY(cudaFuncSetAttribute(prefill_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      SHARED_BYTES),
                 "attn_prefill");
-    prefill_kernel<<<(uint32_t)blocks, THREADS, SHARED_BYTES, on>>>(args);
+    const uint32_t blocks = min(args.tiles, (uint32_t)device->sm_count);
+    prefill_kernel<<<blocks, THREADS, SHARED_BYTES, on>>>(q_map, kv_map, k_pe_map, args);
     SL_CUDA_LAUNCHED("attn_prefill");
     return SL_OK;
 }
@@ -578,8 +687,6 @@ extern "C" sl_status_t sl_cuda_attn_prefill(sl_device_t *device, sl_stream_t *st
     if (!fits_tiles(p)) {
         return launch_generic(device, on, p);
     }
-    const uint64_t keys = (uint64_t)p->host_k_begin[p->sequences] + KEYS;
-    SL_ASSERT(keys * p->heads * (KV / 8) <= UINT32_MAX && keys * p->k_pe_stride / 8 <= UINT32_MAX);
     for (uint32_t first = 0; first < p->sequences; first += SEQUENCES_MAX) {
         const uint32_t left = p->sequences - first;
         SL_TRY(launch_sequences(device, on, p, first,

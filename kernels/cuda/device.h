@@ -28,6 +28,7 @@ extern "C" {
 typedef enum {
     SL_SLOT_ATTN_ABSORBED,      /* split partial results */
     SL_SLOT_ATTN_ABSORBED_PLAN, /* their schedule, see attn.h */
+    SL_SLOT_ATTN_PREFILL,       /* the counter of tiles */
     SL_SLOT_MOE_PERMUTE,
     SL_SLOT_COUNT
 } sl_cuda_slot_t;

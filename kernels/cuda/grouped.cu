@@ -36,14 +36,13 @@
  */
 #include "kernels/cuda/cuda.h"
 
-#include <cudaTypedefs.h>
-
 #include "kernels/cuda/grouped_tiles.h"
 #include "kernels/cuda/plain.h"
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/vec.cuh"
 
-#define STEP_K 64u
+#define STEP_K SL_TENSOR_MAP_BOX_COLUMNS
 #define ROW_BYTES 128u /* of a stage: STEP_K bf16 */
 #define W_STAGE_BYTES (SL_TILE_N * ROW_BYTES)
 #define X_BOX_ROWS 64u
@@ -329,40 +328,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- host ---- */
 
-/* The driver's function, through the runtime: nothing here links with the driver library. */
-static sl_status_t find_encoder(PFN_cuTensorMapEncodeTiled_v12000 *encode_p)
+/* A matrix [planes][rows][k], in boxes of `box_rows` x STEP_K; rank 2: without planes. */
+static sl_status_t make_map(const void *matrix, uint32_t rank, uint32_t planes, uint32_t rows,
+                            uint32_t k, uint32_t box_rows, CUtensorMap *map)
 {
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    SL_CUDA_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                 cudaEnableDefault, &found),
-                "tensor map function");
-    if (found != cudaDriverEntryPointSuccess || function == NULL) {
-        return sl_error(SL_ERR_DEVICE, "cuda grouped_linear: this driver has no tensor maps");
-    }
-    *encode_p = (PFN_cuTensorMapEncodeTiled_v12000)function;
-    return SL_OK;
-}
-
-/* A matrix [planes][rows][k] of bf16, in boxes of `box_rows` x 64, out of bounds 0. */
-static sl_status_t encode_map(PFN_cuTensorMapEncodeTiled_v12000 encode, const void *matrix,
-                              uint32_t rank, uint32_t planes, uint32_t rows, uint32_t k,
-                              uint32_t box_rows, CUtensorMap *map)
-{
-    const cuuint64_t sizes[3] = {k, rows, planes};
-    const cuuint64_t strides_bytes[2] = {(cuuint64_t)k * 2, (cuuint64_t)rows * k * 2};
-    const cuuint32_t box[3] = {STEP_K, box_rows, 1};
-    const cuuint32_t every[3] = {1, 1, 1};
-    CUresult result =
-        encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void *>(matrix), sizes,
-               strides_bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) {
-        return sl_error(SL_ERR_DEVICE,
-                        "cuda grouped_linear: tensor map of %u x %u x %u refused (CUresult %d)",
-                        planes, rows, k, (int)result);
-    }
-    return SL_OK;
+    const sl_tensor_map_t tensor = {
+        matrix, rank, {k, rows, planes}, {1, k, (uint64_t)rows * k}, {STEP_K, box_rows, 1}};
+    return sl_cuda_tensor_map(&tensor, "grouped_linear", map);
 }
 
 template <uint32_t HEIGHT_MAX, uint32_t STAGES>
@@ -372,12 +344,10 @@ static sl_status_t launch(sl_device_t *device, cudaStream_t stream, const sl_gro
                                 sizeof(grouped_shared_t) + 1024 /* alignment */;
     static_assert(STAGES <= SMALL_STAGES, "barriers");
     SL_ASSERT(shared_bytes <= device->smem_max_bytes);
-    PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
     CUtensorMap w_map, x_map, x_step_map;
-    SL_TRY(find_encoder(&encode));
-    SL_TRY(encode_map(encode, p->w, 3, p->experts, p->n, p->k, SL_TILE_N, &w_map));
-    SL_TRY(encode_map(encode, p->x, 2, 1, p->max_rows, p->k, X_BOX_ROWS, &x_map));
-    SL_TRY(encode_map(encode, p->x, 2, 1, p->max_rows, p->k, SL_TILE_ROWS_STEP, &x_step_map));
+    SL_TRY(make_map(p->w, 3, p->experts, p->n, p->k, SL_TILE_N, &w_map));
+    SL_TRY(make_map(p->x, 2, 1, p->max_rows, p->k, X_BOX_ROWS, &x_map));
+    SL_TRY(make_map(p->x, 2, 1, p->max_rows, p->k, SL_TILE_ROWS_STEP, &x_step_map));
     SL_CUDA_TRY(cudaFuncSetAttribute(grouped_sm90<HEIGHT_MAX, STAGES>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      (int)shared_bytes),

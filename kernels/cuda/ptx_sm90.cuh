@@ -7,7 +7,7 @@
  * Order of things: what the copy engine writes is visible to a thread (and to its wgmma) once that
  * thread has seen the barrier's phase end. A buffer may be written again by the copy engine once
  * its readers' wgmma have been waited for and the readers have arrived at a barrier the issuing
- * thread waits on. No proxy fence is needed as long as ordinary stores do not touch the buffer.
+ * thread waits on. A proxy fence is needed only after ordinary stores to the buffer.
  */
 #ifndef SL_KERNELS_CUDA_PTX_SM90_CUH
 #define SL_KERNELS_CUDA_PTX_SM90_CUH
@@ -71,6 +71,12 @@ __device__ static __forceinline__ void sl_ptx_named_barrier(uint32_t id, uint32_
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Counts among the barrier's threads without waiting for the others. */
+__device__ static __forceinline__ void sl_ptx_named_arrive(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* ---- tensor copies, global to shared. One thread issues; innermost coordinate first. ---- */
 
 __device__ static __forceinline__ void sl_ptx_tma_prefetch_map(const CUtensorMap *map)
@@ -95,6 +101,13 @@ __device__ static __forceinline__ void sl_ptx_tma_load_3d(uint32_t to, const CUt
                  " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
                  "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
                  : "memory");
+}
+
+/* After ordinary stores to shared memory, by the threads that made them: what the copy engine and
+ * wgmma do there next comes after. */
+__device__ static __forceinline__ void sl_ptx_stores_done(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /* ---- register quotas of a warpgroup; every warp of it executes the same one ---- */
@@ -141,6 +154,21 @@ __device__ static __forceinline__ uint64_t sl_ptx_wgmma_operand(uint32_t shared)
 
 /* Steps of 16 in K, in the descriptor's units of 16 bytes. */
 #define SL_PTX_WGMMA_K_STEP 2u
+
+/*
+ * The B operand of sl_ptx_wgmma_rows(): rows are K, and N is contiguous, 64 columns in a subtile
+ * (rows of 128 bytes, swizzled as above) and the next 64 in the next one, `subtile_bytes` on.
+ */
+__device__ static __forceinline__ uint64_t sl_ptx_wgmma_rows_operand(uint32_t shared,
+                                                                     uint32_t subtile_bytes)
+{
+    const uint64_t atom_rows_bytes = 1024, swizzle_128 = 1;
+    return (uint64_t)((shared & 0x3ffffu) >> 4) | (uint64_t)(subtile_bytes >> 4) << 16 |
+           atom_rows_bytes >> 4 << 32 | swizzle_128 << 62;
+}
+
+/* Steps of 16 in K: 16 rows, in the descriptor's units. */
+#define SL_PTX_WGMMA_ROWS_STEP 128u
 
 /* Before the first wgmma, and whenever ordinary code has touched its registers. */
 __device__ static __forceinline__ void sl_ptx_wgmma_begin(void)
@@ -245,6 +273,25 @@ __device__ static __forceinline__ void sl_ptx_wgmma(float (&d)[COLUMNS / 2], uin
     SL_WG_INSTANCE(224, 112, 113, 114)
     SL_WG_INSTANCE(240, 120, 121, 122)
     SL_WG_INSTANCE(256, 128, 129, 130)
+}
+
+/*
+ * 64 x 128 += (64 x 16) (16 x 128): A in registers, B as sl_ptx_wgmma_rows_operand() says. Sums lie
+ * as above. Lane l of warp w holds of A: a[2 j + h] is row 16 w + l / 4 + 8 h, columns
+ * 8 j + 2 (l % 4) and the next, the lower column in the lower half: the sums of 16 columns, packed
+ * in their order.
+ */
+__device__ static __forceinline__ void sl_ptx_wgmma_rows(float (&d)[64], const uint32_t *a,
+                                                         uint64_t b)
+{
+    asm volatile("{\n"
+                 ".reg .pred keep;\n"
+                 "setp.ne.b32 keep, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{" SL_WG_NAMES_128 "}, {%64, %65, %66, %67}, %68, keep, 1, 1, 1;\n"
+                 "}\n"
+                 : SL_WG_SUMS_128(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 
 #endif

@@ -242,12 +242,20 @@ static void bind_attn_prefill(bind_t *b, const op_case_t *c)
     for (size_t i = 0; i < keys * latent; i++) {
         latents[i] = i % latent < c->kv_lora ? NAN : latents[i];
     }
+    size_t key_width = (size_t)c->heads * (c->nope + c->v_dim);
+    float *kv = bind_floats(b, keys * key_width, 1);
+    for (uint32_t s = 1; c->flags & NAN_BETWEEN && s < sequences; s += 2) {
+        for (size_t i = (size_t)k_begin[s] * key_width; i < (size_t)k_begin[s + 1] * key_width;
+             i++) {
+            kv[i] = NAN;
+        }
+    }
     sl_attn_prefill_t *p = &b->params.attn_prefill;
     *p = (sl_attn_prefill_t){
         .out = bind_out(b, KIND_ACT, queries * c->heads * c->v_dim),
         .lse = c->flags & WITH_LSE ? bind_out(b, KIND_F32, queries * c->heads) : NULL,
         .q = bind_random_in(b, KIND_ACT, queries * c->heads * (c->nope + c->rope), 2),
-        .kv = bind_random_in(b, KIND_ACT, keys * c->heads * (c->nope + c->v_dim), 1),
+        .kv = bind_in(b, KIND_ACT, keys * key_width, kv),
         .q_begin = bind_in(b, KIND_I32, sequences + 1, q_begin),
         .k_begin = bind_in(b, KIND_I32, sequences + 1, k_begin),
         .host_q_begin = q_begin,

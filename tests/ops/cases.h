@@ -50,6 +50,7 @@ enum {
     F32_OUT = 1 << 12,      /* linear */
     BENCH = 1 << 13,        /* timed */
     BENCH_ONLY = 1 << 14,   /* too long for the tests */
+    NAN_BETWEEN = 1 << 15,  /* attn_prefill: every other sequence has keys and values of NaN */
 };
 
 typedef struct {
