@@ -656,6 +656,17 @@ static sl_status_t measure_ceiling(rank_t *self)
     return SL_OK;
 }
 
+/* After a failure a device may have work that never ends (a collective with a rank that gave up),
+ * and whatever waits for the device would hang. The process ends as it is, and wait_all() ends the
+ * others. */
+static void leave_pending_work(const rank_t *self)
+{
+    if (self->ops != NULL && !self->ops->host_memory && self->tp > 1) {
+        (void)fflush(stdout);
+        _exit(EXIT_FAILURE);
+    }
+}
+
 static sl_status_t run_rank(const bench_options_t *options, uint32_t rank, meeting_t *meeting)
 {
     rank_t self = {.options = options, .rank = rank, .tp = (uint32_t)options->tp};
@@ -674,6 +685,9 @@ static sl_status_t run_rank(const bench_options_t *options, uint32_t rank, meeti
     }
     if (status == SL_OK) {
         status = run_cases(&self);
+    }
+    if (status != SL_OK) {
+        leave_pending_work(&self);
     }
     sl_step_destroy(self.step);
     sl_model_destroy(self.model);

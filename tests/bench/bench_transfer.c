@@ -124,7 +124,7 @@ static void open_model(bench_t *bench)
     if (options->prompt_len > config->max_position_embeddings) {
         fprintf(stderr, "bench_transfer: --prompt-len %llu: expected at most the model's %u\n",
                 (unsigned long long)options->prompt_len, config->max_position_embeddings);
-        exit(1);
+        sl_pair_die();
     }
     uint32_t batch = (uint32_t)options->batch_size;
     bench->pair.shape.layers = config->num_hidden_layers;

@@ -8,11 +8,17 @@
 
 #define WAIT_MS 120000
 
+void sl_pair_die(void)
+{
+    (void)fflush(NULL);
+    _exit(EXIT_FAILURE);
+}
+
 void sl_pair_require(bool good, const char *what)
 {
     if (!good) {
         fprintf(stderr, "bench_transfer: %s: %s\n", what, sl_error_text());
-        exit(1);
+        sl_pair_die();
     }
 }
 
@@ -111,7 +117,7 @@ void sl_pair_check_pages(sl_pair_t *pair, uint64_t attempt)
                     "bench_transfer: attempt %llu, page %u: hash %016llx, expected %016llx\n",
                     (unsigned long long)attempt, i, (unsigned long long)hash,
                     (unsigned long long)expected);
-            exit(1);
+            sl_pair_die();
         }
     }
     free(copy);

@@ -34,6 +34,10 @@ typedef struct {
     uint64_t next_attempt; /* the caller's; ids must grow */
 } sl_pair_t;
 
+/* Ends the process at once: the transfer thread may be at work, and UCX's and the driver's exit
+ * handlers would take away what it uses. */
+_Noreturn void sl_pair_die(void);
+/* Dies with `what` and the thread's last error. */
 void sl_pair_require(bool good, const char *what);
 void sl_pair_require_ok(sl_status_t status, const char *what);
 
