@@ -5,7 +5,7 @@
 
 `prefill` and `decode` list the groups of a pool by their size: [2, 2] is two groups of two ranks.
 Everything waits on conditions, by asking the router for its status. At the end each program gets
-SIGTERM and must exit 0, and no log may hold a sanitizer's report.
+SIGTERM and must exit 0 by itself, and no log may hold a sanitizer's report.
 """
 import collections
 import shutil
@@ -105,6 +105,9 @@ class Cluster:
                                f"SIGTERM\n{program.tail()}")
         if code != 0 and not program.may_die:
             raise HarnessError(f"{program.name} exited {code} after SIGTERM\n{program.tail()}")
+        if program.ended_by_alarm() and not program.may_die:
+            raise HarnessError(f"{program.name} was ended by its alarm after SIGTERM\n"
+                               f"{program.tail()}")
 
     # ---- programs ----
 

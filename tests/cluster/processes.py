@@ -11,7 +11,10 @@ TAIL_LINES = 30
 # What no program may ever print, whoever asked it for what.
 REPORTS = re.compile(r"ERROR: AddressSanitizer|runtime error:|WARNING: ThreadSanitizer|"
                      r"ERROR: LeakSanitizer|SUMMARY: \w*Sanitizer|assertion failed:|"
-                     r"UCX  (?:ERROR|FATAL)|Assertion .*failed|(?:==|\] )Caught signal")
+                     r"UCX  (?:ERROR|FATAL)|==== backtrace \(tid|Assertion .*failed|"
+                     r"(?:==|\] )Caught signal")
+# A rank's last resort, when something that it waits for never ends.
+ALARM = "not gone in time"
 LOOK_AGAIN_S = 0.02
 
 
@@ -67,6 +70,9 @@ class Program:
     def reports(self):
         """Lines of its log that report a sanitizer's finding or a failed assertion."""
         return [line for line in self.log().splitlines() if REPORTS.search(line)]
+
+    def ended_by_alarm(self):
+        return ALARM in self.log()
 
     def memory_bytes(self):
         """Resident set size."""
