@@ -340,6 +340,7 @@ __device__ static __forceinline__ void pass_turn(uint32_t consumer)
 /* By one lane of each warp, once all of them have waited for their products. */
 __device__ static __forceinline__ void release(uint64_t *barrier)
 {
+    __syncwarp();
     if (threadIdx.x % 32 == 0) {
         sl_ptx_barrier_arrive(sl_ptx_shared(barrier));
     }
