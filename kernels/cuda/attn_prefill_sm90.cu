@@ -95,6 +95,7 @@ typedef struct {
     int32_t query0, queries;
     int32_t seen;      /* keys that query0 sees; may be below 0, or above the number of keys */
     int32_t last_seen; /* that any of the tile's queries sees */
+    uint32_t over;     /* there is no such tile, nor a further one */
 } prefill_tile_t;
 
 /* After the tiles in shared memory. */
@@ -102,7 +103,6 @@ typedef struct {
     uint64_t q_full, q_empty;
     uint64_t keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
     prefill_tile_t tile;
-    uint32_t over; /* there is no further tile */
 } prefill_shared_t;
 
 #define SHARED_BYTES (TILES_BYTES + sizeof(prefill_shared_t) + 1024 /* alignment */)
@@ -192,11 +192,11 @@ __device__ static __forceinline__ void produce(const prefill_args_t &args, uint3
     for (uint32_t turn = 0;; turn++) {
         const uint32_t index = atomicAdd(args.next_tile, 1);
         const bool over = index >= args.tiles;
-        const prefill_tile_t tile = find_tile(args, over ? 0 : index);
+        prefill_tile_t tile = find_tile(args, over ? 0 : index);
         const int32_t steps = over ? 0 : steps_of(tile);
+        tile.over = over;
         sl_ptx_barrier_wait(q_empty, (turn & 1) ^ 1);
         shared->tile = tile;
-        shared->over = over;
         if (steps == 0) {
             sl_ptx_barrier_arrive(q_full);
         } else {
@@ -340,10 +340,24 @@ __device__ static __forceinline__ void pass_turn(uint32_t consumer)
 /* By one lane of each warp, once all of them have waited for their products. */
 __device__ static __forceinline__ void release(uint64_t *barrier)
 {
-    __syncwarp();
     if (threadIdx.x % 32 == 0) {
         sl_ptx_barrier_arrive(sl_ptx_shared(barrier));
     }
+}
+
+/* Read by the lane that will release it. */
+__device__ static __forceinline__ prefill_tile_t take_tile(const prefill_shared_t *shared)
+{
+    enum { WORDS = sizeof(prefill_tile_t) / 4 };
+    const uint32_t *from = reinterpret_cast<const uint32_t *>(&shared->tile);
+    uint32_t words[WORDS];
+#pragma unroll
+    for (uint32_t i = 0; i < WORDS; i++) {
+        words[i] = __shfl_sync(SL_FULL_MASK, threadIdx.x % 32 == 0 ? from[i] : 0, 0);
+    }
+    prefill_tile_t tile;
+    memcpy(&tile, words, sizeof(tile));
+    return tile;
 }
 
 /* Neighbouring lanes swap so that each stores 8 bytes, and four of them 32 in one piece. */
@@ -461,8 +475,8 @@ __device__ static __forceinline__ void consume(const prefill_args_t &args, uint3
     }
     for (uint32_t turn = 0;; turn++) {
         sl_ptx_barrier_wait(sl_ptx_shared(&shared->q_full), turn & 1);
-        const prefill_tile_t tile = shared->tile;
-        if (shared->over) {
+        const prefill_tile_t tile = take_tile(shared);
+        if (tile.over) {
             return;
         }
         sums_t o = {};
