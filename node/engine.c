@@ -223,6 +223,16 @@ static sl_status_t finish_steps(sl_rank_t *rank, uint32_t keep)
     return SL_OK;
 }
 
+/* Nothing may be under way then that another rank takes part in: it would never end there. */
+static sl_status_t leave_group(sl_rank_t *rank)
+{
+    rank->leaves = true;
+    SL_TRY(finish_steps(rank, 0));
+    SL_TRY(sl_model_mark(rank->model, 0));
+    SL_TRY(sl_model_wait_mark(rank->model, 0));
+    return SL_ERR_CANCELED;
+}
+
 static sl_status_t make_step(sl_rank_t *rank)
 {
     const sl_rank_ops_t *ops = rank->params.ops;
@@ -233,12 +243,18 @@ static sl_status_t make_step(sl_rank_t *rank)
     uint64_t started_us = sl_now_us();
     sl_rank_publish(rank, true);
     sl_step_clear(rank->step);
-    if (plans(rank)) {
+    mine.leaves = sl_rank_stopping();
+    if (plans(rank) && mine.leaves == 0) {
         ops->plan(self, rank->step);
         sl_step_plan(rank->step, &plan, &mine.plan_bytes);
     }
     mine.tokens = sl_step_rows(rank->step);
     SL_TRY(sl_group_exchange(rank->group, &mine, records));
+    for (uint32_t r = 0; r < rank->params.options->tp; r++) {
+        if (records[r].leaves != 0) {
+            return leave_group(rank);
+        }
+    }
     if (rows_of_group(rank, records, rank_rows)) {
         if (rank->params.options->attention == SL_ATTENTION_TP && rank->params.options->tp > 1) {
             SL_TRY(share_plan(rank, records[0].plan_bytes));
@@ -282,11 +298,20 @@ void sl_rank_set_fault(sl_rank_t *rank, sl_status_t status)
     sl_log(SL_LOG_ERROR, "stopping: %s", rank->fault);
 }
 
+/*
+ * Told to stop, a rank alone leaves after a step. One of a group tells the others with its next
+ * record, and all leave between the same two steps: a collective that some had started would never
+ * end, and what the others still read here must stay.
+ */
 sl_status_t sl_rank_run(sl_rank_t *rank)
 {
     const sl_rank_ops_t *ops = rank->params.ops;
     sl_status_t status = SL_OK;
-    while (status == SL_OK && !sl_rank_stopping()) {
+    while (status == SL_OK) {
+        bool stopping = sl_rank_stopping(), grouped = rank->joined && rank->params.options->tp > 1;
+        if (stopping && !grouped) {
+            break;
+        }
         sl_rank_publish(rank, false);
         status = take_messages(rank);
         if (status == SL_OK) {
@@ -295,7 +320,7 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
         if (status != SL_OK) {
             break;
         }
-        bool wanted = plans(rank) && ops->has_work(rank->params.self);
+        bool wanted = stopping || (plans(rank) && ops->has_work(rank->params.self));
         if (rank->joined && (wanted || sl_group_peer_waits(rank->group))) {
             status = make_step(rank);
         } else if (rank->unfinished > 0) {
@@ -306,7 +331,7 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
             sleep_until_work(rank);
         }
     }
-    bool left = sl_rank_stopping() || sl_node_group_left(rank->node);
+    bool left = sl_rank_stopping() || rank->leaves || sl_node_group_left(rank->node);
     if (left) {
         sl_log_info("stopping after %llu steps: %.3f s issuing forward passes, %.3f s in steps",
                     (unsigned long long)rank->steps, (double)rank->forward_us / 1e6,

@@ -13,6 +13,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/model/layout.h"
 #include "node/rank_internal.h"
@@ -21,7 +22,10 @@
 #define ORDERLY_LEAVE_S 15
 #define FAILED_LEAVE_S 5
 
-static volatile sig_atomic_t stop_seen;
+/* For the others of the group to come to the end of a step. */
+#define STOP_WAIT_US 5000000u
+
+static _Atomic uint64_t stop_us; /* when it was told to; 0: has not been */
 static int stop_fd = -1;
 static volatile sig_atomic_t may_hang; /* there is a device whose driver's calls may never return */
 static volatile sig_atomic_t leave_code;
@@ -65,7 +69,7 @@ static void on_stop_signal(int signal_number)
     (void)signal_number;
     int saved_errno = errno;
     uint64_t one = 1;
-    stop_seen = 1;
+    atomic_store(&stop_us, sl_now_us());
     ssize_t written = write(stop_fd, &one, sizeof(one));
     (void)written;
     leave_within(ORDERLY_LEAVE_S, EXIT_SUCCESS);
@@ -74,7 +78,7 @@ static void on_stop_signal(int signal_number)
 
 bool sl_rank_stopping(void)
 {
-    return stop_seen != 0;
+    return atomic_load(&stop_us) != 0;
 }
 
 int sl_rank_stop_fd(void)
@@ -116,11 +120,16 @@ static bool may_write(void *arg)
     return node != NULL && sl_node_lease_valid(node);
 }
 
-/* Asked during waits for the group: a step cannot be finished with a group that is gone. */
+/* Asked during waits for the group: a step cannot be finished with a group that is gone. Told to
+ * stop, a rank of a group finishes its step all the same: see sl_rank_run(). */
 static bool give_up(void *arg)
 {
     sl_rank_t *rank = arg;
-    return sl_rank_stopping() || (rank->node != NULL && sl_node_group_failed(rank->node));
+    uint64_t since_us = atomic_load(&stop_us);
+    if (since_us != 0 && (!rank->joined || sl_now_us() - since_us > STOP_WAIT_US)) {
+        return true;
+    }
+    return rank->node != NULL && sl_node_group_failed(rank->node);
 }
 
 static sl_status_t create_model(sl_rank_t *rank)

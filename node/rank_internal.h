@@ -24,6 +24,7 @@ struct sl_rank {
     uint64_t members[SL_GROUP_RANKS_MAX]; /* incarnations of the group's ranks, once joined */
     uint64_t group_pages;                 /* the group's `pages`, once joined */
     char fault[SL_TEXT_BYTES]; /* why the rank cannot go on; "" when it leaves on purpose */
+    bool leaves;               /* with its group, as one of its ranks has been told to stop */
     uint32_t unfinished;       /* steps with own rows, issued but not finished */
     uint64_t steps, progress;
     uint64_t forward_us, step_us; /* issuing forward passes; in whole steps with rows */

@@ -53,7 +53,8 @@ typedef struct {
     uint64_t sequence;   /* set by sl_group_exchange() */
     uint32_t tokens;     /* rows this rank feeds into the MoE layers; 0: idle */
     uint32_t plan_bytes; /* of the plan rank 0 broadcasts next (attention tp) */
-    uint64_t extra[2];   /* zero unless an engine defines them */
+    uint64_t leaves;     /* 1: this rank has been told to stop */
+    uint64_t extra;      /* zero unless its users define it */
 } sl_step_record_t;
 
 /* Whether a peer has already posted the record of the next exchange, that is, wants a step.

@@ -319,11 +319,11 @@ static sl_status_t agree_on_batch(rank_t *self, uint32_t *batch_p)
 {
     uint32_t fitting = self->page_count / self->pages_a_request;
     sl_step_record_t mine = {0}, all[SL_GROUP_RANKS_MAX];
-    mine.extra[0] = fitting < self->max_requests ? fitting : self->max_requests;
+    mine.extra = fitting < self->max_requests ? fitting : self->max_requests;
     SL_TRY(sl_group_exchange(self->group, &mine, all));
-    uint64_t least = mine.extra[0];
+    uint64_t least = mine.extra;
     for (uint32_t r = 0; r < self->tp; r++) {
-        least = all[r].extra[0] < least ? all[r].extra[0] : least;
+        least = all[r].extra < least ? all[r].extra : least;
     }
     if (least == 0) {
         return sl_error(SL_ERR_CONFIG, "%u pages of rank %u: expected at least the %u of a request",

@@ -33,6 +33,7 @@ ORDERLY_S = 7   # and so long after it was told to stop
 STREAMS, STREAM_TOKENS = 8, 1900
 LATE, LATE_TOKENS = 4, 16
 LONG = 1000              # tokens of a prompt that takes prefill a while
+STEP_TOKENS = 1024       # of a prefill step, which a rank that is told to stop finishes
 TOO_MANY_PAGES = 1 << 24  # terabytes; the most that --pages takes
 # Each rank counts its pages by the memory it finds free; four of them may start at once on a GPU.
 OWN_COUNT = {"pages": 0, "mem_fraction": 0.1}
@@ -141,7 +142,7 @@ def start_long(client):
     """Prompts that keep prefill at work: the first has been computed, the others are being
     computed or wait."""
     streams = [client.generate([n + 9] * LONG, temperature=0.0, max_tokens=LATE_TOKENS,
-                               ignore_eos=True, timeout_s=TIMEOUT_S) for n in range(4 * STREAMS)]
+                               ignore_eos=True, timeout_s=TIMEOUT_S) for n in range(2 * STREAMS)]
     next(streams[0])
     return streams
 
@@ -268,7 +269,7 @@ def main():
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     tp, table = args.tp or min(args.gpus, 2), Table()
     with GpuCluster(args.gpus, MODEL, device=args.device, prefill=[tp], decode=[tp],
-                    attention=args.attention, prefill_flags=OWN_COUNT,
+                    attention=args.attention, token_budget=STEP_TOKENS, prefill_flags=OWN_COUNT,
                     decode_flags=OWN_COUNT) as cluster:
         check_pages(cluster, table)
         compared, differ = check_greedy(cluster.client)

@@ -63,13 +63,14 @@ static void check_exchange(process_t *process, sl_group_t *group)
     uint64_t last = 0;
     for (uint32_t step = 0; step < 50; step++) {
         sl_step_record_t mine = {.plan_bytes = step % 3, .tokens = process->rank * 100 + step};
-        mine.extra[1] = ~(uint64_t)process->rank;
+        mine.leaves = step % 2;
+        mine.extra = ~(uint64_t)process->rank;
         sl_step_record_t records[PROCESSES_MAX];
         CHECK_OK(sl_group_exchange(group, &mine, records));
         for (uint32_t r = 0; r < process->size; r++) {
             CHECK(records[r].sequence == records[0].sequence && records[r].sequence > last);
             CHECK(records[r].plan_bytes == step % 3 && records[r].tokens == r * 100 + step);
-            CHECK(records[r].extra[1] == ~(uint64_t)r);
+            CHECK(records[r].leaves == step % 2 && records[r].extra == ~(uint64_t)r);
         }
         last = records[0].sequence;
     }
