@@ -93,7 +93,7 @@ typedef struct {
 typedef struct {
     uint32_t head, first_query, first_key; /* the latter two of the sequence */
     int32_t query0, queries;
-    int32_t seen;      /* keys that query0 sees; may be below 0, or above the number of keys */
+    int32_t seen;      /* keys that query0 sees; may be below 0 */
     int32_t last_seen; /* that any of the tile's queries sees */
     uint32_t over;     /* there is no such tile, nor a further one */
 } prefill_tile_t;
@@ -302,6 +302,27 @@ __device__ static __forceinline__ void pack_weights(weights_t &p, const scores_t
     }
 }
 
+/* Never does anything, but what waits stays behind it, and so behind the weights that it looks at:
+ * ptxas would move the wait for P . v to before the softmax, which is to run meanwhile. */
+__device__ static __forceinline__ void hold_until_softened(const prefill_stats_t &stats)
+{
+    asm volatile("{\n"
+                 ".reg .pred never;\n"
+                 "setp.lt.f32 never, %0, 0f00000000;\n"
+                 "@never bar.warp.sync 0xffffffff;\n"
+                 "}\n" ::"f"(stats.part[0] + stats.part[1])
+                 : "memory");
+}
+
+/* As sl_ptx_wgmma_pin(): not written before products that read them have been waited for. */
+__device__ static __forceinline__ void pin_weights(weights_t &p)
+{
+#pragma unroll
+    for (uint32_t i = 0; i < KEYS / 4; i++) {
+        asm volatile("" : "+r"(p[i])::"memory");
+    }
+}
+
 __device__ static __forceinline__ void correct(sums_t &o, const float correction[2])
 {
 #pragma unroll
@@ -360,6 +381,12 @@ __device__ static __forceinline__ prefill_tile_t take_tile(const prefill_shared_
     return tile;
 }
 
+/* 0 where no key is seen, whatever the values of other queries' keys have left there. */
+__device__ static __forceinline__ uint32_t scaled_pair(const float *sums, float inverse)
+{
+    return inverse == 0 ? 0 : sl_pack2(sums[0] * inverse, sums[1] * inverse);
+}
+
 /* Neighbouring lanes swap so that each stores 8 bytes, and four of them 32 in one piece. */
 __device__ static __forceinline__ void store_rows(const prefill_args_t &args,
                                                   const prefill_tile_t &tile, const sums_t &o,
@@ -376,8 +403,7 @@ __device__ static __forceinline__ void store_rows(const prefill_args_t &args,
 #pragma unroll
         for (uint32_t n = 0; n < V_DIM / 8; n += 2) {
             const float *even = &o[4 * n + 2 * h], *next = even + 4;
-            const uint32_t a = sl_pack2(even[0] * inverse, even[1] * inverse);
-            const uint32_t b = sl_pack2(next[0] * inverse, next[1] * inverse);
+            const uint32_t a = scaled_pair(even, inverse), b = scaled_pair(next, inverse);
             const uint32_t got = __shfl_xor_sync(SL_FULL_MASK, odd ? a : b, 1);
             if (query < tile.queries) {
                 *reinterpret_cast<uint2 *>(to + n * 8) =
@@ -445,8 +471,10 @@ __device__ static __forceinline__ void attend(const prefill_args_t &args,
             mask(s, left, seen);
         }
         soften(s, stats, correction, scale_log2);
+        hold_until_softened(*stats);
         sl_ptx_wgmma_wait<0>();
         sl_ptx_wgmma_pin(o);
+        pin_weights(p);
         release(&shared->values_empty[place.stage]);
         correct(o, correction);
         pack_weights(p, s);
@@ -699,7 +727,7 @@ extern "C" sl_status_t sl_cuda_attn_prefill(sl_device_t *device, sl_stream_t *st
     }
     SL_ASSERT(p->scale > 0);
     cudaStream_t on = sl_cuda_enter(device, stream);
-    if (!fits_tiles(p)) {
+    if (!fits_tiles(p) || p->host_k_begin[p->sequences] == 0) { /* no maps of no keys */
         return launch_generic(device, on, p);
     }
     for (uint32_t first = 0; first < p->sequences; first += SEQUENCES_MAX) {
