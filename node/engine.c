@@ -223,13 +223,16 @@ static sl_status_t finish_steps(sl_rank_t *rank, uint32_t keep)
     return SL_OK;
 }
 
-/* Nothing may be under way then that another rank takes part in: it would never end there. */
+/* Once this rank's device is idle, and then once all ranks' devices are: until then the others may
+ * read its memory. */
 static sl_status_t leave_group(sl_rank_t *rank)
 {
+    sl_step_record_t mine = {0}, records[SL_GROUP_RANKS_MAX];
     rank->leaves = true;
-    SL_TRY(finish_steps(rank, 0));
     SL_TRY(sl_model_mark(rank->model, 0));
     SL_TRY(sl_model_wait_mark(rank->model, 0));
+    SL_TRY(finish_steps(rank, 0));
+    SL_TRY(sl_group_exchange(rank->group, &mine, records));
     return SL_ERR_CANCELED;
 }
 
@@ -333,6 +336,9 @@ sl_status_t sl_rank_run(sl_rank_t *rank)
     }
     bool left = sl_rank_stopping() || rank->leaves || sl_node_group_left(rank->node);
     if (left) {
+        if (status != SL_OK && status != SL_ERR_CANCELED) {
+            sl_log_warn("while leaving: %s: %s", sl_status_name(status), sl_error_text());
+        }
         sl_log_info("stopping after %llu steps: %.3f s issuing forward passes, %.3f s in steps",
                     (unsigned long long)rank->steps, (double)rank->forward_us / 1e6,
                     (double)rank->step_us / 1e6);

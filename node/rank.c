@@ -69,7 +69,8 @@ static void on_stop_signal(int signal_number)
     (void)signal_number;
     int saved_errno = errno;
     uint64_t one = 1;
-    atomic_store(&stop_us, sl_now_us());
+    uint64_t never = 0;
+    atomic_compare_exchange_strong(&stop_us, &never, sl_now_us()); /* the first one counts */
     ssize_t written = write(stop_fd, &one, sizeof(one));
     (void)written;
     leave_within(ORDERLY_LEAVE_S, EXIT_SUCCESS);

@@ -126,7 +126,7 @@ typedef struct {
     uint64_t max_running, max_queued_tokens; /* told to the router */
 } sl_rank_params_t;
 
-/* Runs until SIGTERM or SIGINT (SL_OK) or a failure. */
+/* Runs until SIGTERM or SIGINT, here or to another rank of the group (SL_OK), or a failure. */
 SL_MUST_USE sl_status_t sl_rank_run(sl_rank_t *rank);
 
 /* For the callbacks. */
