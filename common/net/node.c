@@ -307,6 +307,7 @@ static sl_status_t push_frame(sl_node_t *node, sl_node_frame_t *frame, sl_messag
 
 sl_status_t sl_node_post(sl_node_t *node, const sl_message_t *message)
 {
+    uint64_t registration = atomic_load(&node->registrations); /* before it is found registered */
     if (is_in_vain(node, message->type)) {
         atomic_fetch_add(&node->dropped, 1);
         return SL_OK;
@@ -316,6 +317,7 @@ sl_status_t sl_node_post(sl_node_t *node, const sl_message_t *message)
         return sl_error(SL_ERR_NO_MEMORY, "%s: no memory for a frame", node->name);
     }
     frame->stale_when_away = is_stale_when_away(message->type);
+    frame->registration = registration;
     sl_status_t status = sl_message_encode(message, &frame->bytes);
     if (status == SL_OK) {
         status = push_frame(node, frame, message->type);

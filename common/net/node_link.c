@@ -59,7 +59,7 @@ static sl_node_frame_t *next_frame(sl_node_t *node)
 }
 
 /* Empties the ring: keeps what must arrive, drops the rest. After this the engine itself drops the
- * like at its post, save one that it may be pushing just now. */
+ * like at its post, save one that it may be pushing just now: see is_stale(). */
 static void drop_stale(sl_node_t *node)
 {
     sl_node_frame_t *frame;
@@ -89,6 +89,12 @@ static void hello_soon(sl_node_t *node, uint64_t now_us)
     leave_registration(node);
     node->link.hello_due_us = now_us;
     node->link.hello_wait_us = HELLO_FIRST_US;
+}
+
+/* Posted under an earlier registration. */
+static bool is_stale(const sl_node_t *node, const sl_node_frame_t *frame)
+{
+    return frame->stale_when_away && frame->registration != atomic_load(&node->registrations);
 }
 
 static sl_status_t send_frame(sl_node_t *node, const sl_bytes_t *frame)
@@ -374,7 +380,9 @@ static bool move_outgoing(sl_node_t *node)
             link->more_outgoing = false;
             return true;
         }
-        if (send_frame(node, &link->outgoing->bytes) == SL_ERR_AGAIN) {
+        if (is_stale(node, link->outgoing)) {
+            atomic_fetch_add(&node->dropped, 1);
+        } else if (send_frame(node, &link->outgoing->bytes) == SL_ERR_AGAIN) {
             break;
         }
         sl_node_frame_free(link->outgoing);

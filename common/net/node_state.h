@@ -26,6 +26,7 @@ typedef enum { SL_NODE_JOINING, SL_NODE_WELCOMED, SL_NODE_REFUSED } sl_node_stat
 typedef struct sl_node_frame {
     STAILQ_ENTRY(sl_node_frame) link; /* in `kept` */
     bool stale_when_away;             /* of an attempt that registering again ends */
+    uint64_t registration;            /* how many there had been when it was posted */
     sl_bytes_t bytes;
 } sl_node_frame_t;
 typedef STAILQ_HEAD(sl_node_frames, sl_node_frame) sl_node_frames_t;
