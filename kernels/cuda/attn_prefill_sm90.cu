@@ -15,9 +15,10 @@
  *     keys   3 subtiles [128][64], twice    96 KiB    the third subtile is k_pe, which all heads
  *     values 2 subtiles [128][64], twice    64 KiB    share and memory holds once
  *
- * The tensor cores are to have work all the time. Within a warpgroup the next step's q . k runs
- * with this step's P . v, and its softmax while P . v still runs; between the two, turns: the one
- * whose turn it is issues its products, and the other one's softmax goes on meanwhile.
+ * The tensor cores are to have work all the time. A warpgroup issues the next step's q . k together
+ * with this step's P . v; and the two take turns: while the products of one run, the softmax of the
+ * other does. (Its softmax could begin while its own P . v runs, but ptxas puts the wait for that
+ * first; held back, it was no faster.)
  *
  *     warpgroup 1  | q.k j-1, P.v j |  softmax j-1  | q.k j-2, P.v j-1 |  softmax j-2 ...
  *     warpgroup 2  |   softmax j    | q.k j-1, P.v j |   softmax j-1   | q.k j-2 ...
@@ -302,18 +303,6 @@ __device__ static __forceinline__ void pack_weights(weights_t &p, const scores_t
     }
 }
 
-/* Never does anything, but what waits stays behind it, and so behind the weights that it looks at:
- * ptxas would move the wait for P . v to before the softmax, which is to run meanwhile. */
-__device__ static __forceinline__ void hold_until_softened(const prefill_stats_t &stats)
-{
-    asm volatile("{\n"
-                 ".reg .pred never;\n"
-                 "setp.lt.f32 never, %0, 0f00000000;\n"
-                 "@never bar.warp.sync 0xffffffff;\n"
-                 "}\n" ::"f"(stats.part[0] + stats.part[1])
-                 : "memory");
-}
-
 /* As sl_ptx_wgmma_pin(): not written before products that read them have been waited for. */
 __device__ static __forceinline__ void pin_weights(weights_t &p)
 {
@@ -471,7 +460,6 @@ __device__ static __forceinline__ void attend(const prefill_args_t &args,
             mask(s, left, seen);
         }
         soften(s, stats, correction, scale_log2);
-        hold_until_softened(*stats);
         sl_ptx_wgmma_wait<0>();
         sl_ptx_wgmma_pin(o);
         pin_weights(p);
