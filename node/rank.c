@@ -20,7 +20,7 @@
 
 /* Longer than a step, the transfers' end (5 s) and the last messages to the router (2 s) take. */
 #define ORDERLY_LEAVE_S 15
-#define FAILED_LEAVE_S 5
+#define FAILED_LEAVE_S 3 /* the transfers are cut, so the messages to the router alone */
 
 /* For the others of the group to come to the end of a step. */
 #define STOP_WAIT_US 5000000u

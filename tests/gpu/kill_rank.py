@@ -28,7 +28,7 @@ from harness import Place  # noqa: E402
 from tiny_coder import MODEL, TIMEOUT_S, GpuCluster, check_greedy  # noqa: E402
 
 NOTICE_S = 5    # a stopped rank is noticed by then, a killed one sooner
-FAILED_S = 6.5  # a rank must have exited so long after its group was lost, at worst by its alarm
+FAILED_S = 4.5  # a rank must have exited so long after its group was lost, at worst by its alarm
 ORDERLY_S = 7   # and so long after it was told to stop
 STREAMS, STREAM_TOKENS = 8, 1900
 LATE, LATE_TOKENS = 4, 16
