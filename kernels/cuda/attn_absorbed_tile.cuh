@@ -42,6 +42,7 @@
 
 #include "kernels/cuda/attn_absorbed_plan.cuh"
 #include "kernels/cuda/attn_sm90.cuh"
+#include "kernels/cuda/ptx_sm90.cuh"
 
 #define SL_TILE_LORA 512u
 #define SL_TILE_WIDTH 576u
@@ -208,8 +209,7 @@ __device__ static __forceinline__ void sl_tile_issue(const sl_tile_args_t &args,
     typedef sl_tile_shape<ROWS> shape;
     sl_tile_entry_t entry = {l->step, l->row, l->rows, SL_ENTRY_NONE};
     if (l->live) {
-        const uint32_t to =
-            sl_shared_address(shared) + shape::PAGES_AT + buffer * shape::PAGE_BYTES;
+        const uint32_t to = sl_ptx_shared(shared) + shape::PAGES_AT + buffer * shape::PAGE_BYTES;
         const bool last = l->step < 0 ? l->piece.steps == 0 : l->step + 1 == l->piece.end;
         entry.flags = (last ? SL_ENTRY_LAST : 0) | (l->piece.begin == 0 ? SL_ENTRY_FIRST : 0) |
                       (l->piece.end - l->piece.begin == l->piece.steps ? SL_ENTRY_WHOLE : 0);
@@ -403,7 +403,7 @@ sl_tile_multiply_values(uint32_t page_at, unsigned char *shared, sl_tile_state<R
     typedef sl_tile_shape<ROWS> shape;
     const uint32_t lane = threadIdx.x % SL_WARP, warp = threadIdx.x / SL_WARP;
     const float *corrections = reinterpret_cast<const float *>(shared + shape::CORRECTION_AT);
-    const uint32_t p_at = sl_lane_address_a(sl_shared_address(shared) + shape::P_AT, lane);
+    const uint32_t p_at = sl_lane_address_a(sl_ptx_shared(shared) + shape::P_AT, lane);
     const uint32_t v_at = sl_lane_address_a(page_at + warp * shape::PAGE_SUBTILE, lane);
 #pragma unroll
     for (uint32_t m = 0; m < ROWS / 16; m++) {
@@ -499,7 +499,7 @@ static __global__ void __launch_bounds__(SL_TILE_THREADS, 1)
 {
     typedef sl_tile_shape<ROWS> shape;
     extern __shared__ __align__(1024) unsigned char shared[];
-    const uint32_t at = sl_shared_address(shared);
+    const uint32_t at = sl_ptx_shared(shared);
     sl_tile_loader_t loader;
     sl_tile_state<ROWS> state;
     sl_tile_start(args, blockIdx.y, &loader);

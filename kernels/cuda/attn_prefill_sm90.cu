@@ -405,15 +405,15 @@ __device__ static __forceinline__ void store_rows(const prefill_args_t &args,
     }
 }
 
-/* The tile's steps, of which there is at least one. */
+/* The tile's steps, of which there is at least one. The warp's rows begin at `row0`. */
 __device__ static __forceinline__ void attend(const prefill_args_t &args,
                                               const prefill_tile_t &tile, uint32_t at,
                                               prefill_shared_t *shared, uint32_t consumer,
-                                              place_t *place_p, sums_t &o, prefill_stats_t *stats)
+                                              uint32_t row0, place_t *place_p, sums_t &o,
+                                              prefill_stats_t *stats)
 {
     const float scale_log2 = args.scale * SL_LOG2_E;
     const uint32_t q_at = at + Q_AT + consumer * CONSUMER_ROWS * SL_ROW_BYTES;
-    const uint32_t row0 = threadIdx.x % WARPGROUP / 32 * WARP_ROWS + consumer * CONSUMER_ROWS;
     const int32_t steps = steps_of(tile);
     int32_t left = tile.last_seen - (steps - 1) * KEYS; /* counted from the step's first key */
     int32_t seen = tile.seen + (int32_t)row0 - (steps - 1) * KEYS;
@@ -498,7 +498,7 @@ __device__ static __forceinline__ void consume(const prefill_args_t &args, uint3
         sums_t o = {};
         prefill_stats_t stats = {{-INFINITY, -INFINITY}, {0, 0}};
         if (tile.last_seen > 0) {
-            attend(args, tile, at, shared, consumer, &place, o, &stats);
+            attend(args, tile, at, shared, consumer, row0, &place, o, &stats);
         } else {
             release(&shared->q_empty);
         }

@@ -28,11 +28,6 @@
 #define SL_LOG2_E 1.4426950408889634f
 #define SL_ROW_BYTES 128u /* of a subtile */
 
-__device__ static __forceinline__ uint32_t sl_shared_address(const void *pointer)
-{
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
-
 /* 16 bytes to shared memory; zeros, and nothing read, unless `valid`. */
 __device__ static __forceinline__ void sl_copy_async(uint32_t to, const void *from, bool valid)
 {

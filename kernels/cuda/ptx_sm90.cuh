@@ -134,6 +134,16 @@ sl_ptx_store_blocks_transposed(uint32_t to, uint32_t b0, uint32_t b1, uint32_t b
                  : "memory");
 }
 
+/* An operand of wgmma in 128-byte swizzle: atoms of 8 rows follow one another; `leading_bytes` lie
+ * between those that are side by side. */
+__device__ static __forceinline__ uint64_t sl_ptx_wgmma_descriptor(uint32_t shared,
+                                                                   uint32_t leading_bytes)
+{
+    const uint64_t atom_rows_bytes = 1024, swizzle_128 = 1;
+    return (uint64_t)((shared & 0x3ffffu) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
+           atom_rows_bytes >> 4 << 32 | swizzle_128 << 62;
+}
+
 /* ---- wgmma: 64 x N += (64 x 16) (N x 16)^T, both in shared memory, K contiguous ----
  *
  * The operands lie as the copy engine leaves boxes of 64 bf16 (128 bytes) a row in 128-byte
@@ -147,9 +157,7 @@ sl_ptx_store_blocks_transposed(uint32_t to, uint32_t b0, uint32_t b1, uint32_t b
  */
 __device__ static __forceinline__ uint64_t sl_ptx_wgmma_operand(uint32_t shared)
 {
-    const uint64_t atom_rows_bytes = 1024, swizzle_128 = 1;
-    return (uint64_t)((shared & 0x3ffffu) >> 4) | (uint64_t)1 << 16 /* unused in this layout */ |
-           atom_rows_bytes >> 4 << 32 | swizzle_128 << 62;
+    return sl_ptx_wgmma_descriptor(shared, 16 /* unused in this layout */);
 }
 
 /* Steps of 16 in K, in the descriptor's units of 16 bytes. */
@@ -162,9 +170,7 @@ __device__ static __forceinline__ uint64_t sl_ptx_wgmma_operand(uint32_t shared)
 __device__ static __forceinline__ uint64_t sl_ptx_wgmma_rows_operand(uint32_t shared,
                                                                      uint32_t subtile_bytes)
 {
-    const uint64_t atom_rows_bytes = 1024, swizzle_128 = 1;
-    return (uint64_t)((shared & 0x3ffffu) >> 4) | (uint64_t)(subtile_bytes >> 4) << 16 |
-           atom_rows_bytes >> 4 << 32 | swizzle_128 << 62;
+    return sl_ptx_wgmma_descriptor(shared, subtile_bytes);
 }
 
 /* Steps of 16 in K: 16 rows, in the descriptor's units. */

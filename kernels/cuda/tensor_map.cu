@@ -3,25 +3,25 @@
 
 #include <cudaTypedefs.h>
 
-/* Found through the runtime: nothing here links with the driver library. */
-static sl_status_t find_encoder(const char *what, PFN_cuTensorMapEncodeTiled_v12000 *encode_p)
+/* Through the runtime: nothing here links with the driver library. NULL if the driver has none. */
+static PFN_cuTensorMapEncodeTiled_v12000 find_encoder(void)
 {
     void *function = NULL;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    SL_CUDA_TRY(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                 cudaEnableDefault, &found),
-                what);
-    if (found != cudaDriverEntryPointSuccess || function == NULL) {
-        return sl_error(SL_ERR_DEVICE, "cuda %s: this driver has no tensor maps", what);
-    }
-    *encode_p = (PFN_cuTensorMapEncodeTiled_v12000)function;
-    return SL_OK;
+    cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                         cudaEnableDefault, &found);
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess
+               ? (PFN_cuTensorMapEncodeTiled_v12000)function
+               : NULL;
 }
 
 sl_status_t sl_cuda_tensor_map(const sl_tensor_map_t *tensor, const char *what, CUtensorMap *map_p)
 {
-    PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
-    SL_TRY(find_encoder(what, &encode));
+    static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encoder(); /* once a process */
+    if (encode == NULL) {
+        (void)cudaGetLastError();
+        return sl_error(SL_ERR_DEVICE, "cuda %s: this driver has no tensor maps", what);
+    }
     cuuint64_t sizes[SL_TENSOR_MAP_RANK_MAX], strides_bytes[SL_TENSOR_MAP_RANK_MAX];
     cuuint32_t box[SL_TENSOR_MAP_RANK_MAX], every[SL_TENSOR_MAP_RANK_MAX];
     for (uint32_t i = 0; i < tensor->rank; i++) {
